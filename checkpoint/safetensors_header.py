@@ -83,7 +83,7 @@ def build_header(
     does).
     """
     ordered = sorted(tensors, key=lambda entry: (-_BITS[entry.dtype], entry.name))
-    fields: dict[str, Any] = {"__metadata__": dict(metadata)}
+    fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     place = 0
     for entry in ordered:
         offsets = [place, place + entry.num_bytes]

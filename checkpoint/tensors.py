@@ -9,34 +9,59 @@ from collections.abc import Mapping
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 
 from .errors import Corrupt
-from .safetensors_header import parse_header
+from .safetensors_header import TensorEntry, build_header, parse_header
+
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """A safetensors file of these tensors, bit for bit, from any device; views and aliases are stored in
     full.
 
-    Raises `ValueError` naming a tensor that is sparse, quantised or of a type that safetensors lacks.
+    It is the only copy of tensors on the host that is made; `safetensors.torch.save` makes two. Raises
+    `ValueError` naming a tensor that is sparse, quantised or of a type that safetensors lacks.
     """
-    seen: set[int] = set()
     ready: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise ValueError(
                 f"tensor {name!r}: expected dense values, got {tensor.layout} on {tensor.device}"
             )
-        plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        ready[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    try:
-        # None instead of {}: with no tensors and {}, safetensors 0.8 writes an unreadable header.
-        return save(ready, metadata=dict(metadata) if metadata else None)
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise ValueError(f"tensors {sorted(ready)}: {error}") from error
+        if tensor.dtype not in _TYPES:
+            raise ValueError(f"tensor {name!r}: safetensors has no type for {tensor.dtype}")
+        ready[name] = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    entries = [
+        TensorEntry(name, _TYPES[tensor.dtype], tuple(tensor.shape), 0, tensor.nbytes)
+        for name, tensor in ready.items()
+    ]
+    header, placed = build_header(entries, metadata or {})
+    return b"".join([header, *(_bytes_of(ready[entry.name]) for entry in placed if entry.num_bytes)])
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
 def unpack(data: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -136,7 +136,7 @@ class Sizes:
             return 0
         column = self._column("snapshot_bytes")
         shares = [column[section] // number for section, number in hosts]
-        return sum(shares) + 2 * max(shares, default=0)
+        return sum(shares) + max(shares, default=0)
 
     def _is_frozen(self, span: Range) -> bool:
         return span.stop <= self.frozen

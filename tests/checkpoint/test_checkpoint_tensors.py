@@ -12,8 +12,22 @@ from makara.checkpoint import Corrupt
 from makara.checkpoint.safetensors_header import build_header, parse_header
 from makara.checkpoint.tensors import pack, unpack
 from makara.protocol.messages import CheckpointRef
+from safetensors.torch import save
 from weight_hashes import tensors_sha256
 
+_TYPES = (
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.complex64,
+    torch.int64,
+    torch.int8,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+)
 CHECKPOINT = CheckpointRef(step=10, generation=1)
 
 
@@ -28,18 +42,7 @@ def test_tensors_of_every_kind_survive_packing() -> None:
         "empty": torch.zeros(0, 2),
         "nan": torch.tensor([float("nan"), float("inf"), -0.0]),
         "needs gradient": torch.nn.Parameter(torch.ones(2)),
-        **{
-            str(dtype): torch.ones(3).to(dtype)
-            for dtype in (
-                torch.bfloat16,
-                torch.float16,
-                torch.float64,
-                torch.int64,
-                torch.int8,
-                torch.uint8,
-                torch.bool,
-            )
-        },
+        **{str(dtype): torch.ones(3).to(dtype) for dtype in _TYPES},
     }
     loaded, metadata = unpack(pack(tensors, {"step": "3"}))
     assert metadata == {"step": "3"}
@@ -53,11 +56,24 @@ def test_tensors_of_every_kind_survive_packing() -> None:
         assert torch.equal(*as_bytes), name
 
 
+def test_the_file_is_that_of_the_reference_writer() -> None:
+    tensors = {
+        "b": torch.ones(2, 3),
+        "a": torch.zeros(1),
+        "step": torch.tensor(3),
+        "seen": torch.ones(3).bool(),
+    }
+    for metadata in (None, {"step": "3"}):
+        assert pack(tensors, metadata) == save(tensors, metadata)
+
+
 def test_packing_names_a_tensor_that_it_cannot_store() -> None:
     with pytest.raises(ValueError, match="'bad'"):
         pack({"good": torch.zeros(1), "bad": torch.zeros(2, 2).to_sparse()})
     with pytest.raises(ValueError, match="'bad'"):
         pack({"bad": torch.zeros(2, device="meta")})
+    with pytest.raises(ValueError, match=r"'bad': .* torch\.complex128"):
+        pack({"bad": torch.zeros(2, dtype=torch.complex128)})
 
 
 @given(st.binary(max_size=200))

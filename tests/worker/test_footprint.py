@@ -38,7 +38,7 @@ def test_a_peak_is_state_and_snapshot_and_the_larger_of_pipeline_and_update() ->
     plan = grid(stages(1), 1, 1)
     with_snapshot = uniform(1, snapshot_bytes=(7,))
     assert simulate(plan, uniform(1)).peak_bytes == (110,)
-    assert simulate(plan, with_snapshot).peak_bytes == (110 + 7 + 2 * 7,)
+    assert simulate(plan, with_snapshot).peak_bytes == (110 + 7 + 7,)
     updating = uniform(1, reduced_bytes=(25,), update_peak_bytes=(9,))
     assert simulate(plan, updating).peak_bytes == (100 + 25 + 9,)
 
