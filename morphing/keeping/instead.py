@@ -16,6 +16,7 @@ from ..placement import Slot
 from ..recovery import transfers
 from ..request import Candidate, Choice, Infeasible, Request
 from ..reroute import Rerouted, reroute
+from ..risk import Prospect, prospect
 
 _WINDOWS = (4, 3, 2)  # times P, where the window of before takes too much memory, as in `choose`
 
@@ -55,6 +56,31 @@ def rerouted(request: Request, before: Before) -> Choice | Infeasible | None:
             return replace(choice, candidates=tuple(tried))
     why = f"rerouted as {found.plan.shape}, it does not fit: {tried[-1].rejected}"
     return Infeasible(why, tuple(tried))
+
+
+def prospect_of(
+    request: Request, spans: Sequence[Range], slots: Sequence[Slot], step_s: float, change_s: float | None
+) -> Prospect:
+    """What may be expected of a plan for the request; `spans` and `slots` are those of its workers by rank.
+
+    `change_s`: for how long nothing steps before it does, at least; None if it steps already.
+    """
+    hosts = [set[str]() for _ in range(request.num_sections)]
+    for slot, span in zip(slots, spans, strict=True):
+        for section in span.sections:
+            hosts[section].add(slot.vm)
+    begins_s = 0.0
+    if change_s is not None:
+        workers = [slot.worker for slot in slots]
+        begins_s = max(change_s, loading_s(spans, workers, request.calibration, request.holding))
+    return prospect(
+        request.num_micro_batches * request.calibration.microbatch_size,
+        step_s,
+        begins_s,
+        list(map(frozenset, hosts)),
+        len({slot.vm for slot in request.workers}),
+        request.risk,
+    )
 
 
 def loading_s(

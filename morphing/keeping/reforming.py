@@ -17,12 +17,12 @@ from ...pipeline import Plan, Range
 from ...simulator import to_ns
 from ..placement import Slot, place_in
 from ..request import Choice, Request
-from ..risk import prospect, worth
+from ..risk import worth
 from ..search_space import Mode, Options
 from ..templates import Template, known_costs, template_of
 from ..unequal import Combination, combinations, pool, shared
 from ..unequal_search import devices_per_vm, played, time_ns
-from .instead import Before, loading_s, saved_bytes
+from .instead import Before, prospect_of, saved_bytes
 from .recutting import recut
 from .whole import Stages, whole_pipelines
 
@@ -77,7 +77,6 @@ class _Valuation:
 
     def __init__(self, options: Options, best_s: float, ends_s: float, change_s: float) -> None:
         self._options = options
-        self._num_vms = len({slot.vm for slot in options.request.workers})
         self.best_ns = to_ns(best_s)
         self._ends_s = ends_s
         self._change_s = change_s
@@ -85,16 +84,9 @@ class _Valuation:
 
     def worth(self, spans: Sequence[Range], step_s: float) -> float:
         """Samples/s; see `risk.worth`. `spans`: by rank."""
-        request, slots = self._options.request, self.placed(spans)
-        hosts = [
-            frozenset(slot.vm for slot, span in zip(slots, spans, strict=True) if section in span)
-            for section in range(request.num_sections)
-        ]
+        request = self._options.request
         samples = request.num_micro_batches * request.calibration.microbatch_size
-        workers = [slot.worker for slot in slots]
-        loads_s = loading_s(spans, workers, request.calibration, request.holding)
-        begins_s = max(loads_s, self._change_s)
-        one = prospect(samples, step_s, begins_s, hosts, self._num_vms, request.risk)
+        one = prospect_of(request, spans, self.placed(spans), step_s, self._change_s)
         return worth(one, 1e9 * samples / self.best_ns, self._ends_s)
 
     def placed(self, spans: Sequence[Range]) -> Sequence[Slot]:

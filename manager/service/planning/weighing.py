@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....morphing import Choice, Prospect, Request, loading_s, prospect, worths
+from ....morphing import Choice, Prospect, Request, prospect_of, worths
 from ....pipeline import Plan
 from ...core.alternatives import Alternative
 
@@ -73,18 +73,7 @@ def passed_over(choice: Choice) -> tuple[Alternative, ...]:
 
 
 def _prospect(offer: Offer) -> Prospect:
-    request = offer.request
-    vm_of = {slot.worker: slot.vm for slot in request.workers}
-    hosts = [
-        frozenset(vm_of[offer.workers[rank]] for rank in offer.plan.hosts(section))
-        for section in range(offer.plan.num_sections)
-    ]
-    loads_s = loading_s(offer.plan.ranges, offer.workers, request.calibration, request.holding)
-    return prospect(
-        request.num_micro_batches * request.calibration.microbatch_size,
-        offer.step_s,
-        0.0 if offer.runs else max(loads_s, offer.change_s),
-        hosts,
-        len(set(vm_of.values())),
-        request.risk,
-    )
+    slot_of = {slot.worker: slot for slot in offer.request.workers}
+    slots = [slot_of[worker] for worker in offer.workers]
+    change_s = None if offer.runs else offer.change_s
+    return prospect_of(offer.request, offer.plan.ranges, slots, offer.step_s, change_s)
