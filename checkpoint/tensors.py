@@ -61,7 +61,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def unpack(data: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

@@ -19,22 +19,23 @@ def cheapest(costs: Sequence[Sequence[int]]) -> list[int]:
         row_of[size] = newcomer
         cheapest_yet: list[float] = [math.inf] * size
         came_from, reached, column = [size] * size, list[int](), size
+        left = dict.fromkeys(range(size))  # columns not reached yet, in order
         while (row := row_of[column]) is not None:
             reached.append(column)
-            for other in range(size):
+            left.pop(column, None)
+            for other in left:
                 cost = costs[row][other] - row_potential[row] - column_potential[other]
-                if other not in reached and cost < cheapest_yet[other]:
+                if cost < cheapest_yet[other]:
                     cheapest_yet[other], came_from[other] = cost, column
-            column = min((c for c in range(size) if c not in reached), key=cheapest_yet.__getitem__)
+            column = min(left, key=cheapest_yet.__getitem__)
             step = int(cheapest_yet[column])
             for done in reached:
                 taker = row_of[done]
                 assert taker is not None, "a column is reached by way of its row"
                 row_potential[taker] += step
                 column_potential[done] -= step
-            for other in range(size):
-                if other not in reached:
-                    cheapest_yet[other] -= step
+            for other in left:
+                cheapest_yet[other] -= step
         while column != size:
             row_of[column] = row_of[came_from[column]]
             column = came_from[column]

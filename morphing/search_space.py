@@ -274,9 +274,12 @@ def _shape(table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: f
     """None if no split fits.
 
     Where memory lets fewer micro-batches be in flight than there are stages, workers wait for each other. So
-    a split that is less balanced, but leaves room for one more, is taken if it lets them pass faster.
+    a split that is less balanced, but leaves room for one more, is taken if it lets them pass faster. Halves
+    take the split of whole backwards, since I and W take about as long as B, and no roomier one.
     """
     found = _balanced(table, depth, capacity, mode, slowdown, 1)
+    if mode.halves:
+        return found
     while found is not None and found.limit is not None and found.limit < depth:
         if not found.bound.window_sets_pace:
             break
@@ -291,8 +294,8 @@ def _shape(table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: f
 def _balanced(
     table: StageTable, depth: int, capacity: int, mode: Mode, slowdown: float, window: int
 ) -> _Shape | None:
-    """The most balanced split with room for so many micro-batches in flight; None if there is none. Halves
-    take the split of whole backwards, since I and W take about as long as B."""
+    """The most balanced split with room for so many micro-batches in flight, if their backwards are whole;
+    None if there is none."""
     split = _splits(table, capacity, mode.recompute, None, window).get(depth)
     if split is None:
         return None

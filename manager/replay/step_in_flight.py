@@ -7,8 +7,9 @@ bucket of its own; real trainers deal by the model's operations, a replay by mea
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ...morphing.in_flight import Parcel, StepInFlight, bringers, continue_step
 from ...pipeline import Plan
@@ -18,6 +19,8 @@ from ...pipeline.rest_of_step import rest_of_step
 from ...simulator import Calibration, StepProgress, to_ns
 from ..core.state import vm_of
 from ..world import Beginning
+
+_KEPT = 64  # simulated steps; each is as large as its plan has operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class StepsInFlight:
         self._work = [max(1, to_ns(forward_s)) for forward_s in calibration.forward_s]
         self.held: dict[str, Held] = {}
         """By worker."""
-        self._simulated: dict[Hashable, StepProgress] = {}
+        self._simulated = lru_cache(maxsize=_KEPT)(self._simulate)
 
     def cut_off(
         self,
@@ -130,10 +133,11 @@ class StepsInFlight:
         """The simulated step of a whole plan: the same for all generations of its form."""
         vms = [vm_of(worker) for worker in workers]
         together = tuple(vms.index(vm) for vm in vms)
-        key = replace(plan, generation=0), together
-        if key not in self._simulated:
-            self._simulated[key] = StepProgress(plan, self._calibration, vm_of=vms)
-        return self._simulated[key]
+        return self._simulated(replace(plan, generation=0), together)
+
+    def _simulate(self, plan: Plan, together: Sequence[int]) -> StepProgress:
+        """`together`: by rank, of the workers on its VM the first."""
+        return StepProgress(plan, self._calibration, vm_of=list(map(str, together)))
 
 
 def _parcels(held: Held) -> list[Parcel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...pipeline import Range
 from ..placement import Slot
@@ -13,6 +13,8 @@ from ..templates import Template, TemplateStage
 
 _Lacking = Callable[[int, int, int], int]
 """From (stage, first section, section after the last) to the bytes that its workers lack."""
+_Allowed = Callable[[int, int, Iterable[int]], Iterator[int]]
+"""From (width, first section, ascending ends) to those of the ends where such a stage may end."""
 
 
 def recut(
@@ -37,13 +39,17 @@ def recut(
     most_ns = slack * max(costs.work_ns[at] / width for at, width in zip(places, widths, strict=True))
     window = min(share, *(costs.window[at] for at in places))
 
-    def is_allowed(width: int, start: int, stop: int) -> bool:
-        at = start * (num + 1) + stop
-        return costs.window[at] >= window and costs.work_ns[at] <= most_ns * width
+    def allowed(width: int, start: int, stops: Iterable[int]) -> Iterator[int]:
+        for stop in stops:
+            at = start * (num + 1) + stop
+            if costs.work_ns[at] > most_ns * width:
+                return  # work grows with each section
+            if costs.window[at] >= window:
+                yield stop
 
     each = [_lacking(order, widths, holding, sizes) for order in _orders(slots, widths, holding)]
     least = sum(each[0](n, one.range.start, one.range.stop) for n, one in enumerate(template.stages))
-    total, cuts = min((_cut(num, widths, lacking, is_allowed) for lacking in each), key=lambda one: one[0])
+    total, cuts = min((_cut(num, widths, lacking, allowed) for lacking in each), key=lambda one: one[0])
     if total >= least:
         return None
     return tuple(
@@ -79,7 +85,7 @@ def _lacking(
 
 
 def _cut(
-    num: int, widths: Sequence[int], lacking: _Lacking, is_allowed: Callable[[int, int, int], bool]
+    num: int, widths: Sequence[int], lacking: _Lacking, allowed: _Allowed
 ) -> tuple[float, tuple[int, ...]]:
     """The fewest bytes, infinitely many if nothing is allowed, and where the stages begin and end."""
     # By the sections that the stages so far host.
@@ -88,9 +94,9 @@ def _cut(
         longer: dict[int, tuple[int, tuple[int, ...]]] = {}
         behind = len(widths) - 1 - stage
         for start, (before, cuts) in best.items():
-            for stop in range(start + 1, num + 1 - behind):
-                if not is_allowed(width, start, stop):
-                    break
+            # The last stage, which need not recompute, may work less than if it ended sooner.
+            stops = range(start + 1, num + 1 - behind) if behind else (num,)
+            for stop in allowed(width, start, stops):
                 found = before + lacking(stage, start, stop)
                 if stop not in longer or found < longer[stop][0]:
                     longer[stop] = found, (*cuts, stop)

@@ -135,8 +135,10 @@ class _Search:
 
     def most_promising(self) -> list[tuple[float, _Draft]]:
         """(about what it is worth, plan)."""
-        by_kind = {one.kind: one for one in sorted(self._drafts(), key=_slow_and_new_first)}
-        fastest = [*by_kind.values()][: -_LOOKED_AT - 1 : -1]
+        by_kind: dict[tuple[Stages, ...], _Draft] = {}
+        for draft in sorted(self._drafts(), key=_fast_and_kept_first):
+            by_kind.setdefault(draft.kind, draft)
+        fastest = [*by_kind.values()][:_LOOKED_AT]
         best = sorted(self._valued(fastest), key=lambda each: -each[0])[:_RECUT]
         elsewhere = [other for _, one in best for slack in _SLACKS for other in self._recut(one, slack)]
         return self._valued({one.kind: one for one in (*elsewhere, *fastest)}.values())
@@ -215,8 +217,8 @@ class _Search:
         )
 
 
-def _slow_and_new_first(draft: _Draft) -> tuple[int, int]:
-    return -draft.step_ns, draft.num_kept
+def _fast_and_kept_first(draft: _Draft) -> tuple[int, int]:
+    return draft.step_ns, -draft.num_kept
 
 
 def _as_fast(

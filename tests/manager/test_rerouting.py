@@ -171,3 +171,14 @@ def test_a_reroute_that_lasts_longer_than_it_pays_is_reconsidered_once() -> None
     assert again.predicted_s < again.current_s
     script.event(again)
     assert script.last(GenerationPlanned).cause == "the plan has run for as long as it was chosen for"
+
+
+def test_what_has_all_copies_is_not_weighed_as_if_it_ended_with_a_reroute_that_has_fewer() -> None:
+    script, _ = rerouted_job()
+    assert script.state.spec is not None
+    resilience = script.state.spec.resilience.model_copy(update={"tolerated_failures": 1})
+    script.state = script.state.changed(spec=script.state.spec.model_copy(update={"resilience": resilience}))
+    refused, beside = (planned(script, fewer_copies_s=most_s, ends_s=3600.0) for most_s in (0.0, 60.0))
+    assert [one.name for one in beside.alternatives[:2]] == ["best", "rerouted"]
+    assert beside.alternatives[1].rejected is None
+    assert beside.alternatives[0] == refused.alternatives[0]

@@ -20,10 +20,14 @@ from test_core_drift import steps
 from test_rerouting import FIXED, rerouted_job
 
 
-def grown(**training: int) -> tuple[Script, list[str]]:
+def grown(tolerated_failures: int = 0, **training: int) -> tuple[Script, list[str]]:
     """A job of 2x1 on two VMs of four, whose other two have joined; the planner is asked."""
     script = Script()
-    script.submit(resources={"max_nodes": 4}, training={"global_batch_size": 8, "steps": 100_000, **training})
+    script.submit(
+        resources={"max_nodes": 4},
+        training={"global_batch_size": 8, "steps": 100_000, **training},
+        resilience={"tolerated_failures": tolerated_failures},
+    )
     script.wait()
     vms = list(script.state.vms)
     workers = [f"{vm}.0" for vm in vms]
@@ -126,6 +130,19 @@ def test_a_plan_must_be_worth_more_by_what_is_asked_for() -> None:
 def _no_bytes() -> dict[str, Any]:
     """Nothing must be moved."""
     return {"snapshot_bytes": [0, 0]}
+
+
+def test_a_plan_that_is_taken_for_its_copies_is_told_first() -> None:
+    script, _ = grown(tolerated_failures=1)
+    answer = answered(script)
+    best, running, *others = answer.alternatives
+    stays = {"stays": True, "alternatives": (running, best, *others), "best_until": script.now + 60.0}
+    script.event(answer.model_copy(update=stays))
+    planned = script.last(GenerationPlanned)
+    assert planned.number == 2
+    assert planned.alternatives[0] == best
+    assert running in planned.alternatives
+    assert planned.best_until is None
 
 
 def test_where_the_best_plan_is_the_one_that_runs_nothing_is_weighed() -> None:

@@ -84,6 +84,18 @@ def test_workers_are_placed_so_that_the_fewest_bytes_move() -> None:
         assert moved(placed) == min(map(moved, itertools.permutations(slots))), f"seed {seed}"
 
 
+def test_the_last_stage_does_not_recompute_and_may_take_more_sections() -> None:
+    table = stage_table(uniform(14, forward_s=(1.0,) * 14, backward_s=(2.0,) * 14))
+    stages = TemplateStage(Range(0, 5), 1), TemplateStage(Range(5, 14), 1)
+    template = template_of(table, stages, 1, AMPLE, recompute=True)
+    assert template is not None
+    slots = [alone(0), alone(1)]
+    holding = {slots[0].worker: Range(0, 6), slots[1].worker: Range(6, 14)}
+    found = recut(template, slots, holding, [1] * 14, known_costs(table, AMPLE, True, False), 8, slack=1.0)
+    assert found is not None
+    assert [stage.range for stage in found] == [Range(0, 6), Range(6, 14)]
+
+
 def test_a_pipeline_is_cut_where_its_workers_lack_least() -> None:
     seen = 0
     for seed in range(200):

@@ -35,8 +35,8 @@ class GenerationPlanned(BaseFact):
 
 
 class PlanKept(BaseFact):
-    """Generation `generation` goes on, though another plan could take its place, or more VMs could be waited
-    for no longer: it is worth as much. `until`: when that is asked again; None: not for this cause."""
+    """Generation `generation` goes on though another plan could take its place: it is worth as much. `until`:
+    when that is asked again, as of then; None: not for this cause."""
 
     fact: Literal["plan_kept"] = "plan_kept"
     generation: int

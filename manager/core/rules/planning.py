@@ -380,6 +380,10 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
         context.note(cause=None)
         return
     cause, detected_at = (asked.cause, asked.detected_at) if asked is not None else ("replanned", context.now)
+    alternatives, best_until = event.alternatives, event.best_until
+    if event.stays:  # it was worth most to go on, but for the copies that the plan brings
+        alternatives = tuple(sorted(alternatives, key=lambda one: one.name == "running"))
+        best_until = None
     context.fact(
         GenerationPlanned(
             at=context.now,
@@ -391,8 +395,8 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
             detected_at=detected_at,
             decided_s=context.now - asked.asked_at if asked is not None else 0.0,
             saves_only=saves_only,
-            best_until=event.best_until,
-            alternatives=event.alternatives,
+            best_until=best_until,
+            alternatives=alternatives,
         )
     )
     context.note(cause=None, planning=None, kept=None, kept_until=None)

@@ -1,7 +1,8 @@
 """While the planner is idle: what it will be asked if a VM is lost next, and the answers, before it happens.
 
 For each VM of the plan that steps the core is asked what it would ask the planner if that VM were gone, and
-the answer is computed and kept (`answer_table`). A death is then answered at once. The losses of a job are
+what the answer is made of is computed and kept (`answer_table`). A death is then answered at once, but where
+pipelines may be unequal: plans around whole ones are found at the time. The losses of a job are
 looked at one after the other, with rests as long as the work; a real question of any job comes first.
 """
 
@@ -20,7 +21,7 @@ from ...core.events import VmTerminated
 from ...core.facts import EndReason, VmEnded
 from ...core.state import Generation, JobState, vm_of
 from ...threads import CallKind, Threads
-from ..planning import compute_plan
+from ..planning import search_ahead
 from ..runtime import Job
 from .answer_table import AnswerTable
 from .planner import Planner
@@ -114,7 +115,7 @@ class AnswersAhead:
         decision = decide(work.state, work.observations, VmTerminated(now=now, vm=vm), self._timing)
         for command in decision.commands:
             if isinstance(command, ComputePlan):
-                compute_plan(decision.state, command, lambda: now, work.table.filled(self._give_way))
+                search_ahead(decision.state, command, work.table.filled(self._give_way))
 
     def _give_way(self) -> None:
         if self._planner.busy:

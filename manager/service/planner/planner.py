@@ -86,5 +86,5 @@ class Planner:
         computed = table.num_computed
         answer = compute_plan(state, command, self.clock, table.looked_up())
         if table.num_computed == computed:
-            log.info("job %s: what follows generation %d was computed before", job, table.number)
+            log.info("job %s: the searches after generation %d were done before", job, table.number)
         return answer

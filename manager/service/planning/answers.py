@@ -12,7 +12,7 @@ from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState
 from ..planner.answer_table import Search
-from .present_plan import or_present
+from .present_plan import or_present, reroute_ahead
 from .requests import request_of
 from .weighing import Offer, passed_over, weighed
 
@@ -34,6 +34,13 @@ def compute_plan(
         return or_present(state, command, best_plan(state, command, clock, search), search)
     except InvalidCalibration as error:
         return _none(command, clock, f"the calibration cannot be used: {error}")
+
+
+def search_ahead(state: JobState, command: ComputePlan, search: Search) -> None:
+    """The searches of `compute_plan`, for one that keeps their results. Plans around whole pipelines are not
+    looked for: they depend on when others join. Raises `InvalidCalibration`."""
+    search.choose(request_of(state, command.workers, command.generation, command.risk))
+    reroute_ahead(state, command, search)
 
 
 def best_plan(

@@ -43,25 +43,37 @@ def or_keeping(
     request = request_of(state, command.workers, command.generation, command.risk)
     ran = _ran(state)
     found, shape = search.rerouted(request, ran), ran.plan.shape
-    lasts_s, ends_s = command.lasts_s, _ends_s(command)
+    ends_s, most_s = _ends_s(command), math.inf
     if isinstance(found, Choice) and _has_fewer_copies(request, found, answer):
-        lasts_s, ends_s = min(lasts_s, command.fewer_copies_s), min(ends_s, command.fewer_copies_s)
-        if lasts_s <= 0:
-            lasts_s, ends_s = command.lasts_s, _ends_s(command)
+        most_s = command.fewer_copies_s
+        if min(command.lasts_s, most_s) <= 0:
             found, shape = Infeasible(_FEWER_COPIES), found.plan.shape
     if isinstance(found, Infeasible):
         refused = Alternative(name="rerouted", shape=shape, rejected=found.reason)
         answer = answer.model_copy(update={"alternatives": (*answer.alternatives, refused)})
-    offers = list[Offer]()
+    new = list(_new(request, ran, answer, ends_s))
     if isinstance(found, Choice):
-        offers.append(Offer("rerouted", request, found.plan, found.workers, found.predicted_s))
-    offers += _new(request, ran, answer, ends_s)
-    if not offers:
+        kept = Offer("rerouted", request, found.plan, found.workers, found.predicted_s)
+        by_worth = weighed([kept, *new], min(ends_s, most_s))
+        if by_worth[0][0] is kept:
+            until = answer.now + min(command.lasts_s, most_s)
+            return _taking(kept, _beside(answer, by_worth)).model_copy(update={"best_until": until})
+        if most_s < ends_s:  # the others do not end when the reroute, for want of copies, would have to
+            by_worth = [*weighed(new, ends_s), *(one for one in by_worth if one[0] is kept)]
+    elif new:
+        by_worth = weighed(new, ends_s)
+    else:
         return answer
-    by_worth = weighed(offers, ends_s)
     taken = by_worth[0][0]
-    until = None if taken.name == "best" else answer.now + lasts_s
+    until = None if taken.name == "best" else answer.now + command.lasts_s
     return _taking(taken, _beside(answer, by_worth)).model_copy(update={"best_until": until})
+
+
+def reroute_ahead(state: JobState, command: ComputePlan, search: Search) -> None:
+    """The search of `or_keeping`, for one that keeps its result."""
+    if command.lasts_s is not None and state.hosts_plan and state.calibration is not None:
+        request = request_of(state, command.workers, command.generation, command.risk)
+        search.rerouted(request, _ran(state))
 
 
 def _or_running(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
