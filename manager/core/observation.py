@@ -30,7 +30,7 @@ def observe(state: JobState, observations: Observations, event: Event, timing: T
     """`observations` with what `event` says of the present; the rules take answers to commands."""
     match event:
         case ManagerStarted():
-            return Observations(started_at=event.now)
+            return Observations(started_at=event.now, stepped_at=event.now)
         case JobSubmitted():
             return Observations(started_at=event.now) if state.spec is None else observations
         case ContinueRequested():

@@ -156,7 +156,9 @@ class Observations:
     silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live
     explained: frozenset[str] = frozenset()  # those that are unheard because of a loss that was reported
     isolated_since: float | None = None  # most fell silent at once: rather this manager is cut off
-    stepped_at: float = 0.0  # when a new step of the generation that steps was last reported
+    # When a new step of the generation that steps was last reported, or this manager began: a step that is
+    # under way then may have just begun.
+    stepped_at: float = 0.0
     dropped_at: float | None = None  # when most connections had closed at once
     closed_at: float = 0.0  # when a generation was last closed
     measured: tuple[int, float] = (0, 0.0)  # a generation, and what its newest step took

@@ -52,6 +52,7 @@ class Reduced:
     step: int
     generation: int
     attempt: int
+    sections: frozenset[int]
 
 
 class Worker:
@@ -77,6 +78,8 @@ class Worker:
         )
 
     def apply(self, record: CommitProof) -> None:
+        if self.reduced is None or not self.sections <= self.reduced.sections:
+            raise Wrong(f"step {record} is applied to {self.sections} with gradients of {self.reduced}")
         self.applied, self.branch, self.record, self.reduced = (
             record.num_steps,
             record.generation,
@@ -281,6 +284,8 @@ class History:
             if section not in worker.sections or worker.applied is None:
                 assert holders[section]
                 yield None
+                worker.sections |= {section}
+                worker.reduced = None
 
     def _train(self, order: Order, board: Board, rank: int, worker: Worker) -> Steps:
         trainers = len(order.ranges)
@@ -304,7 +309,7 @@ class History:
             if self.reduces_in_place:
                 for bucket, own in parcels.sums().items():
                     own.counts = Counter(totals[bucket])
-            worker.reduced = Reduced(of.step, order.number, of.attempt)
+            worker.reduced = Reduced(of.step, order.number, of.attempt, worker.sections)
             overflow = (
                 random.Random(f"{self.num_micro_batches}/{of}").random() < 0.4
                 and of.attempt < 2

@@ -16,7 +16,7 @@ from makara.pipeline import Range, grid
 from makara.pipeline.contributions import Pairs
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.partial_sums import PartialSums
-from makara.worker.execution.state import ModelState
+from makara.worker.execution.state import ModelState, Reduced
 from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, MembersDisagree, join_generation
 from makara.worker.recovery.kept_step import Shown, keep_step, show
@@ -105,10 +105,25 @@ def test_members_that_choose_alike_send_sums_whose_holder_hosts_no_more() -> Non
 def test_where_members_keep_different_sums_nothing_is_sent_and_the_step_begins_whole() -> None:
     """Found: it was noticed after the sums were sent, where one of the two may wait for ever."""
     state = cut_off()
+    state.reduced = reduced()
     formed = join(state, Session(state.runtime.chain.num_sections, {1: "other sums"}))
     assert (formed.step, formed.in_flight) == (3, None)
     assert state.in_flight.rest is None
     assert state.in_flight.show() == ([], {})
+    assert state.reduced is None  # all agreed that nobody has the record
+
+
+def test_gradients_that_were_reduced_before_a_section_came_are_not_applied_to_it() -> None:
+    """Found: where a member came back with the record after that, the others died."""
+    state = cut_off()
+    state.reduced = reduced()
+    assert state.standing().reduced_step == 4
+    state.unpack_section(1, state.pack_section(1))
+    assert state.standing().reduced_step is None
+
+
+def reduced() -> Reduced:
+    return Reduced(3, 1, 0, gradients={}, statistics={}, scales={}, loss=0.0, began=0.0)
 
 
 def test_members_that_continue_from_different_states_say_so_and_send_nothing() -> None:

@@ -156,6 +156,9 @@ class ModelState:
     def load_section(
         self, index: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Scalar]
     ) -> None:
+        """Host section `index` with this state. Reduced gradients, which this worker has of other sections
+        only, are dropped: it could apply them to those alone."""
+        self.reduced = None
         if index in self.runtime.sections:
             self.runtime.drop(index)
         self.runtime.host(index, initialise=False).load_state(tensors, scalars)

@@ -35,13 +35,16 @@ def lacking_bytes(state: ModelState, wanted: Sequence[int], own: Sequence[Bucket
     """Bytes that a member takes until a generation has formed, besides partial sums that it is sent.
 
     `wanted`: sections that it must hold; `own`: buckets that it will sum. The state of a section that it
-    lacks is taken to be as large, for each byte of parameters, as those that it holds, or as with Adam.
+    lacks is taken to be as large, for each byte of parameters, as those that it holds, or as with Adam. With
+    the optimizer on the host, the device holds the weights alone.
     """
     sections, held = state.runtime.chain.sections, state.runtime.sections
     sizes = {name: tensor.nbytes for name, tensor in state.runtime.chain.traced.tensors.items()}
     held_bytes = sum(tensor.nbytes for section in held.values() for tensor in section.state()[0].values())
     weights = sum(_parameter_bytes(sizes, sections[index].parameters) for index in held)
     ratio = held_bytes / weights if weights else _ADAM
+    if state.runtime.optimizer_on_host:
+        ratio = 1.0
     lacking = [index for index in wanted if index not in held]
     summed = state.in_flight.parcels.sums()
     return ratio * sum(_parameter_bytes(sizes, sections[index].parameters) for index in lacking) + sum(

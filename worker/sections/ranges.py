@@ -90,7 +90,7 @@ class RangeRuntime:
         self._training = training
         self._seed = seed
         self.device = torch.device(device)
-        self._optimizer_on_host = False
+        self.optimizer_on_host = False
         self._kept: dict[tuple[int, int], _Kept] = {}
 
     def host(self, index: int, *, initialise: bool = True) -> SectionRuntime:
@@ -101,7 +101,7 @@ class RangeRuntime:
 
     def place_optimizers(self, *, on_host: bool) -> None:
         """Keep optimizers and their state in host memory, or on the device, now and for sections to come."""
-        self._optimizer_on_host = on_host
+        self.optimizer_on_host = on_host
         for index, section in self.sections.items():
             if section.optimizer_on_host != on_host:
                 moved = self._make(index, initialise=False)
@@ -116,7 +116,7 @@ class RangeRuntime:
             self._seed,
             self.device,
             initialise=initialise,
-            optimizer_on_host=self._optimizer_on_host,
+            optimizer_on_host=self.optimizer_on_host,
         )
 
     @property
