@@ -61,6 +61,18 @@ def interruption(script: Script) -> StepInterrupted | None:
 # ---- notices -----------------------------------------------------------------------------------------------
 
 
+def test_after_a_restart_the_step_under_way_may_have_just_begun() -> None:
+    """Found: it was taken to end at once, if the generation had formed longer ago than a step takes."""
+    script, workers = running(4)
+    for _ in range(2000):  # steps are done all the time; the newest report of one is lost with the manager
+        script.wait(0.25)
+    script.event(ManagerStarted(now=script.now))
+    script.report()
+    notice(script, workers[3], 30.0)
+    script.open()
+    assert interruption(script) is not None
+
+
 def test_a_step_that_would_outlast_a_notice_is_interrupted_when_the_plan_is_opened() -> None:
     script, workers = running(4)
     script.wait(10.0)

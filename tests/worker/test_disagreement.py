@@ -161,6 +161,10 @@ def test_a_member_without_memory_for_what_it_lacks_shows_less_and_says_so() -> N
     state_bytes = sum(tensor.nbytes for tensor in state.runtime.sections[1].state()[0].values())
     state.runtime.drop(1)
     assert lacking_bytes(state, session.wanted, buckets(chain, alone)) == pytest.approx(state_bytes, rel=0.1)
+    state.runtime.place_optimizers(on_host=True)
+    weights = sum(chain.traced.tensors[name].nbytes for name in chain.sections[1].parameters)
+    assert lacking_bytes(state, session.wanted, buckets(chain, alone)) == weights
+    state.runtime.place_optimizers(on_host=False)
     found = show(session, state, buckets(chain, alone), lambda: 0.0)
     assert found["dropped"] == len(everything["parcels"]) - len(found["parcels"]) > 0
     ample = show(session, state, buckets(chain, alone), lambda: 1e12)
