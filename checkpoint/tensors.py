@@ -40,7 +40,7 @@ def pack(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
     """A safetensors file of these tensors, bit for bit, from any device; views and aliases are stored in
     full.
 
-    It is the only copy of tensors on the host that is made; `safetensors.torch.save` makes two. Raises
+    What lies contiguous on the host is copied once, while `safetensors.torch.save` holds two copies. Raises
     `ValueError` naming a tensor that is sparse, quantised or of a type that safetensors lacks.
     """
     ready: dict[str, torch.Tensor] = {}

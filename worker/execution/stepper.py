@@ -144,7 +144,6 @@ class Stepper:
             state.reduced = None
             del totals, reduced  # their gradients are as large as the model
             attempt, rest = attempt + 1, None
-        del totals, reduced
         return StepResult(record, state.apply(record), work if rest is None else None)
 
     def _begin(self, of: StepId, scales: Mapping[str, float]) -> None:

@@ -112,7 +112,7 @@ def join_generation(
     state.applied = step
     state.branch = agreement.branch if loaded_branch is None else loaded_branch
     state.agreed_in = session.number
-    state.reduced = None  # all agreed that nobody has the record, or have applied them
+    state.reduced = None  # they are applied, or the state agreed on is without them
     session.gather("ready", None)
     state.keep_only(session.wanted)
     settle_step(session, state, kept)

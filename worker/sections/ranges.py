@@ -91,6 +91,7 @@ class RangeRuntime:
         self._seed = seed
         self.device = torch.device(device)
         self.optimizer_on_host = False
+        """Of the sections to come as well; see `place_optimizers`."""
         self._kept: dict[tuple[int, int], _Kept] = {}
 
     def host(self, index: int, *, initialise: bool = True) -> SectionRuntime:
