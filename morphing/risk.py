@@ -165,7 +165,12 @@ def prospect(
 
 
 def worths(prospects: Sequence[Prospect], ends_s: float = math.inf) -> list[float]:
-    """The worth of each beside the others, whose fastest is done without while a change costs time."""
+    """The worth of each beside the others, whose fastest is done without while a change costs time.
+
+    Where none of them steps before that end, they are weighed as if it were not foreseen.
+    """
+    if all(one.begins_s >= ends_s for one in prospects):
+        ends_s = math.inf
     best_per_s = max(one.samples_per_s for one in prospects)
     return [worth(one, best_per_s, ends_s) for one in prospects]
 

@@ -109,7 +109,13 @@ def _heard(
             if report.metrics:
                 measured = report.metrics[-1].generation, report.metrics[-1].seconds
             reported.add(report.vm)
-            steps = [w.step for w in report.workers if _steps_on(members, w) and w.generation != forming]
+            steps = [
+                worker.step
+                for worker in report.workers
+                if _steps_on(members, worker)
+                and worker.generation != forming
+                and worker.generation > state.discarded
+            ]
             newest_step = max([newest_step, *steps])
             if (
                 stepping is not None

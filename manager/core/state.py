@@ -163,6 +163,7 @@ class JobState:
     continued_after: int = 0  # num_facts when it last went on after its end
     head_generation: int = 0  # highest number for which the head may have been swapped
     opened_generation: int = 0  # the number that the head has reached for certain
+    discarded: int = 0  # what generations up to this one made, a person chose to go on without
     restarting: bool = False  # the next head begins without any checkpoint
     waiting: Waiting | None = None  # a person must say how to go on
     answered: Resumption | None = None  # what a person said last

@@ -27,8 +27,15 @@ def rest_s(context: Context) -> float:
     if last is None:
         return math.inf
     step_s = max(last.predicted_s or 0.0, context.observations.measured_s(last.number))
-    left = context.spec.training.steps - max(context.state.progress_step, context.observations.newest_step)
-    return left * step_s if step_s else math.inf
+    return (context.spec.training.steps - _step(context)) * step_s if step_s else math.inf
+
+
+def _step(context: Context) -> int:
+    """The step that the job is at; those that were lost, or that a person did without, are still to come."""
+    state, current = context.state, context.state.current
+    if current is None or current.formed is None or current.number <= state.discarded:
+        return max(context.held_step(), state.saved_step)
+    return max(context.observations.newest_step, current.formed.step)
 
 
 def lasts_s(context: Context, ends_s: float) -> float:

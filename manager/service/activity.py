@@ -59,7 +59,7 @@ def _coming(job: Job) -> str:
     workers = _workers(job)
     starting = sum(worker.phase is Phase.STARTING for worker in workers)
     if joined < len(state.live_vms) or not joined:
-        return f"VMs boot: {joined} of {wanted_vms(state)} have joined"
+        return f"VMs boot: {joined} of {len(state.live_vms) or wanted_vms(state)} have joined"
     return f"trainers start: {len(workers) - starting} of {_expected(state)} are ready"
 
 

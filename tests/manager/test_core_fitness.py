@@ -8,8 +8,10 @@ import pytest
 from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.core.commands import ComputePlan
+from makara.manager.core.events import VmTerminated
 from makara.manager.core.facts import BitsFixed, EndReason, RecipeFixed, WorkerFailed
 from makara.manager.core.fold import fold
+from makara.manager.core.state import vm_of
 from makara.protocol.messages import Phase, Profile, WorkerReport
 
 EXACT = {"training": {"numerics": "exact"}}
@@ -87,6 +89,20 @@ def test_a_newcomer_with_other_bits_takes_part_in_no_plan() -> None:
     assert ended.reason is EndReason.UNFIT, "and its VM is replaced"
     assert script.state.current is not None, "the others go on"
     assert [worker for worker, _ in script.state.current.incarnations] == [first, second]
+
+
+def test_unfit_workers_of_vms_that_are_gone_are_not_told_of_once_the_fit_are_gone_too() -> None:
+    script = Script()
+    first, second, new = running_on_two(script)
+    script.report(
+        WorkerReport(worker=new, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7", bits_hash="bb")
+    )
+    script.wait(10.0)
+    for worker in (first, second):
+        script.event(VmTerminated(now=script.now, vm=vm_of(worker)))
+    assert set(script.state.unfit) == {new}
+    script.wait(1.0)
+    assert script.state.impossible == "fewer usable VMs than min_nodes (1)"
 
 
 def test_a_worker_that_has_shown_nothing_yet_waits() -> None:

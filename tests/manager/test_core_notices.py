@@ -90,6 +90,20 @@ def test_workers_need_not_hold_for_a_notice_that_is_withdrawn() -> None:
     assert script.num_plans == 1
 
 
+def test_what_no_plan_did_without_is_told_no_more_once_its_notice_is_withdrawn() -> None:
+    """Found: `status` said "no plan ..." of a job that ran on."""
+    script = Script()
+    workers = script.run(2)
+    script.extra[vm_of(workers[1])] = NOTICE
+    script.report()
+    script.answer_impossible("one worker has too little memory")
+    assert script.state.impossible is not None
+    script.extra[vm_of(workers[1])] = NONE
+    script.report()
+    assert script.state.running
+    assert script.state.impossible is None
+
+
 def test_of_two_notices_one_that_is_withdrawn_calls_off_nothing() -> None:
     script = Script()
     workers = script.run(4)

@@ -6,13 +6,15 @@ import random
 
 import pytest
 from core_script import MEMORY
-from makara.manager.core import Observations, Timing, fold
+from makara.manager.core import Observations, Timing, fold, worth
 from makara.manager.core.commands import ComputeGrowth, RequestVm, WorkerSlot
+from makara.manager.core.context import Context
 from makara.manager.core.events import (
     AttemptFailed,
     JobCommandFailed,
     ManagerStarted,
     OffersSeen,
+    Tick,
 )
 from makara.manager.core.facts import (
     JobEnded,
@@ -26,6 +28,7 @@ from makara.manager.service.journal import StoredFact
 from makara.manager.service.planning.growth import compute_growth
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view
+from makara.manager.spec.job_spec import Resilience
 from makara.morphing import Infeasible, Request, Slot, choose
 from makara.simulator import Calibration
 from rented_script import OFFER, PLACE, RentedScript, StepTimes, all_alike, answer, running, shared
@@ -43,6 +46,10 @@ def from_two(num_vms: int) -> float | None:
 
 def coming(script: RentedScript) -> int:
     return sum(vm.status is VmStatus.REQUESTED for vm in script.state.live_vms)
+
+
+def context(script: RentedScript) -> Context:
+    return Context(script.state, script.observations, Tick(now=script.now), script.timing)
 
 
 def ticks(script: RentedScript, num: int = 8) -> None:
@@ -133,6 +140,33 @@ def test_where_the_planner_finds_no_plan_after_all_as_many_are_asked_for_as_may_
     assert script.count(PlanImpossible) == 1
     ticks(script)
     assert coming(script) == 2
+
+
+def test_where_no_number_of_vms_makes_a_plan_none_is_asked_for() -> None:
+    script = running(3, max_nodes=4, step_s=lambda num_vms: None)
+    script.lose(script.state.live_vms[1].vm)
+    ticks(script)
+    assert coming(script) == 0
+    assert script.observations.why_no_vm == "there is no plan, not even with 2 more of them"
+
+
+def test_where_more_vms_are_to_be_had_elsewhere_those_that_make_no_plan_are_asked_for() -> None:
+    script = running(3, max_nodes=4, step_s=lambda num_vms: None, max_hourly_cost=3.0)
+    script.lose(script.state.live_vms[1].vm)
+    ticks(script)
+    assert script.last(ComputeGrowth).most == 1
+    assert coming(script) == 1
+
+
+def test_steps_that_were_lost_count_among_those_to_come() -> None:
+    """Found: a job that had gone back to a checkpoint near its end rented no more VMs."""
+    script = running(2, max_nodes=3, step_s=None, training={"steps": 100}, predicted_s=10.0)
+    assert worth.rest_s(context(script)) == 1000.0
+    script.report(*(it.model_copy(update={"step": 95}) for it in script.workers.values()))
+    assert worth.rest_s(context(script)) == 50.0
+    for vm in script.state.live_vms:
+        script.lose(vm.vm)
+    assert worth.rest_s(context(script)) == 1000.0
 
 
 def test_while_the_planner_thinks_nothing_is_asked_for_and_it_is_not_asked_again() -> None:
@@ -302,3 +336,17 @@ def test_the_planner_finds_the_fewest_that_save_enough() -> None:
             expected.step_s,
             expected.grown_s,
         )
+
+
+def test_where_memory_allows_no_copies_plans_without_them_are_weighed() -> None:
+    """Found: with more copies asked for than memory allows, VMs were rented again and again."""
+    script = running(2)
+    assert script.state.spec is not None
+    resilience = Resilience(tolerated_failures=5)
+    spec = script.state.spec.model_copy(update={"resilience": resilience})
+    tolerating = script.state.changed(spec=spec)
+    for num_vms, most in ((1, 2), (2, 3), (3, 1)):
+        asked = question(num_vms, most, 0.01)
+        found = compute_growth(tolerating, asked, lambda: 1.0)
+        assert found.step_s is not None
+        assert found.step_s == compute_growth(script.state, asked, lambda: 1.0).step_s

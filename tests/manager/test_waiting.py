@@ -19,12 +19,19 @@ from makara.manager.core.events import (
     StopRequested,
     WeightsExported,
 )
-from makara.manager.core.facts import GenerationClosed, JobEnded, JobResumed, PersonNeeded, Resumption
+from makara.manager.core.facts import (
+    GenerationClosed,
+    JobEnded,
+    JobResumed,
+    PersonNeeded,
+    Resumption,
+    WorkerFailed,
+)
 from makara.manager.core.orders import orders
-from makara.manager.core.state import Status
+from makara.manager.core.state import Status, vm_of
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import JobView, job_view
-from makara.protocol.messages import CheckpointRef, Phase, StepMetrics, WorkerReport
+from makara.protocol.messages import CheckpointRef, Failure, Phase, StepMetrics, WorkerReport
 
 
 def ref(step: int, generation: int = 1) -> CheckpointRef:
@@ -144,6 +151,56 @@ def test_what_a_head_lacks_is_not_expected_again_once_a_person_accepts_it() -> N
     script.answer(2, 1)
     script.prepare()
     assert script.last(OpenHead).checkpoints == (ref(5),)
+
+
+def test_steps_that_a_person_did_without_are_no_progress_of_the_job() -> None:
+    """Found: deaths after that counted as if the job had already made the steps that it makes again."""
+    script = Script()
+    workers = morphing(script)
+    assert script.observations.newest_step == 10
+    differs(script, "ahead", 7, ref(5, 7))
+    resume(script, Resumption.FROM_HEAD)
+    assert script.observations.newest_step == script.state.progress_step == 5
+    failure = Failure(kind="killed", message="signal 9")
+    script.report(script.change(workers[0], step=11, phase=Phase.EXITED, failure=failure))
+    assert script.last(WorkerFailed).step == 5
+    assert script.state.progress_step == 5
+
+
+def test_where_no_plan_works_and_the_head_is_another_generations_the_planner_is_asked_now_and_then() -> None:
+    """Found: it was asked again as soon as it had answered, and each answer was journalled."""
+    script = Script()
+    workers = script.run(3)
+    notice = {"notice_deadline_s": 600.0, "notice": "terminate", "notices_known": True}
+    script.extra[vm_of(workers[1])] = notice
+    script.report()
+    script.answer(2, 1)
+    script.prepare()
+    script.event(CommandStuck(now=script.now, command="open_head", error="refused", generation=2))
+    current = script.state.current
+    assert current is not None
+    assert current.number == 1 < script.state.head_generation
+    before = script.count(ComputePlan)
+    for _ in range(60):
+        script.wait(1.0)
+        script.report()
+        if script.observations.planning is not None:
+            script.answer_impossible("too little memory")
+    assert 1 <= script.count(ComputePlan) - before <= 4
+
+
+def test_after_starting_over_a_death_is_one_without_progress() -> None:
+    script = Script()
+    morphing(script)
+    differs(script, "missing")
+    resume(script, Resumption.RESTART)
+    script.workers.clear()
+    script.wait(1.0)
+    workers = [f"{vm.vm}.0" for vm in script.state.live_vms]
+    failure = Failure(kind="killed", message="signal 9")
+    script.report(WorkerReport(worker=workers[0], incarnation=1, phase=Phase.EXITED, failure=failure))
+    assert script.last(WorkerFailed).step == 0
+    assert script.state.progress_step == 0
 
 
 def test_starting_over_takes_other_vms_and_no_checkpoint() -> None:

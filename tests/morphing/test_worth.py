@@ -103,6 +103,14 @@ def test_a_plan_without_a_second_copy_is_worth_less_where_deaths_are_many() -> N
     assert of(1e-2)[0] < of(1e-2)[1]
 
 
+def test_where_none_steps_before_the_end_that_is_foreseen_they_are_weighed_without_it() -> None:
+    slow = Prospect(samples_per_s=10.0, begins_s=50.0, changes_per_s=0.001, change_s=10.0)
+    fast = Prospect(samples_per_s=20.0, begins_s=60.0, changes_per_s=0.002, change_s=10.0)
+    assert worths([slow, fast], 40.0) == worths([slow, fast])
+    assert worths([slow, fast])[1] > worths([slow, fast])[0] > 0
+    assert worths([slow, fast], 55.0)[0] > worths([slow, fast], 55.0)[1]
+
+
 @pytest.mark.parametrize("name", ["samples_per_s", "begins_s", "changes_per_s", "change_s"])
 def test_a_part_that_cannot_be_is_named(name: str) -> None:
     values = {"samples_per_s": 1.0, "begins_s": 1.0, "changes_per_s": 1.0, "change_s": 1.0}

@@ -102,6 +102,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         state = state.changed(recipe=state.recipe.without_bits())
     if fact.how is Resumption.AGAIN:
         return state
+    restarts = fact.how is Resumption.RESTART
     published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()
     return state.changed(
         published=published,
@@ -109,7 +110,9 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         retired=max([state.retired, *map(order_of, state.published)]),
         base=None,
         opened_generation=fact.head_generation,
-        restarting=fact.how is Resumption.RESTART,
+        # A generation whose head it is goes on from what its workers hold, whatever the head lists.
+        discarded=max(state.discarded, state.last_generation if restarts else fact.head_generation - 1),
+        restarting=restarts,
         progress_step=max((c.step for c in published), default=0),
     )
 

@@ -25,7 +25,10 @@ def _withdrawn(state: JobState, fact: VmNoticeWithdrawn) -> JobState:
     if vm is None or vm.status is not VmStatus.NOTICED:
         return state
     status = VmStatus.JOINED if vm.drained_at is None else VmStatus.NOTICED
-    return state.with_vm(replace(vm, status=status, deadline=None, action=""))
+    # No plan did without the VM; that it stays may be all that the plan that runs needs.
+    impossible = None if state.running else state.impossible
+    withdrawn = replace(vm, status=status, deadline=None, action="")
+    return state.changed(impossible=impossible).with_vm(withdrawn)
 
 
 def _drained(state: JobState, fact: VmDrained) -> JobState:

@@ -27,7 +27,7 @@ from ..events import GrowthComputed, JobCommandFailed
 from ..facts import GrowthWeighed
 from ..observations import Growth
 from ..slots import memory_bytes
-from ..state import JobState, staying_vms
+from ..state import JobState, staying_vms, wanted_vms
 from ..vms import Vm
 
 _ASKED = "the planner is asked whether more of them would pay"
@@ -78,8 +78,10 @@ def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, st
 
 def _judged(context: Context, answer: GrowthComputed, most: int) -> tuple[int, str]:
     state = context.state
+    if answer.step_s is None and answer.grown_s is None:
+        return _without_any_plan(context, most)
     if answer.step_s is None:
-        return (most if answer.grown_s is None else answer.num_more), ""
+        return answer.num_more, ""
     if state.current is None and state.planned is None and state.impossible is not None:
         return most, ""  # no plan works with the present VMs, though the answer assumed that one does
     if answer.pays:
@@ -88,6 +90,14 @@ def _judged(context: Context, answer: GrowthComputed, most: int) -> tuple[int, s
         return 0, f"no plan is faster with {answer.num_more} more"
     gain = f"{100 * answer.gain:.1f} %"
     return 0, f"{answer.num_more} more would make a step {gain} shorter, which does not pay for the change"
+
+
+def _without_any_plan(context: Context, most: int) -> tuple[int, str]:
+    """Where the planner finds no plan with all that are to be had there: others may come from elsewhere."""
+    total = len(staying_vms(context.state)) + most
+    if total < wanted_vms(context.state):
+        return most, ""
+    return 0, f"there is no plan, not even with {most} more of them"
 
 
 # ---- the question ------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def record_failures(context: Context) -> None:
         failure = _failure(context, worker)
         if failure is None or context.state.has_failed(incarnation_of(worker)):
             continue
+        step = worker.step if worker.generation > context.state.discarded else 0
         context.fact(
             WorkerFailed(
                 at=context.now,
@@ -58,7 +59,7 @@ def record_failures(context: Context) -> None:
                 kind=failure.kind,
                 message=failure.message,
                 traceback=failure.traceback,
-                step=max(worker.step, context.observations.newest_step),
+                step=max(step, context.observations.newest_step),
                 own_steps=own_steps(worker),
             )
         )

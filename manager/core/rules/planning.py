@@ -211,6 +211,9 @@ def _need(context: Context, incarnations: frozenset[Incarnation]) -> tuple[str, 
         return observations.cause or (cause, context.now)
     if state.head_generation > current.number:
         # The head was swapped for a generation that never opened: this one can publish nothing any more.
+        retry = context.now - observations.answered_at >= timing.replan_s
+        if incarnations == observations.planned_for and not retry:
+            return None
         return observations.cause or ("its checkpoints are fenced off", context.now)
     noticed = [worker for worker, _ in context.noticed(current.incarnations)]
     if noticed and incarnations != observations.planned_for:
@@ -304,9 +307,11 @@ def _expecting_word(context: Context) -> bool:
 def _too_few(context: Context) -> None:
     state = context.state
     reason = f"fewer usable VMs than min_nodes ({context.spec.resources.min_nodes})"
-    if state.unfit:
-        reason += f"; {len(state.unfit)} workers cannot meet the recipe: {state.why_unfit}"
-    if state.current is None and (state.last_generation > state.started_after or state.unfit):
+    still = state.unfit_rounds.count > 0  # no VM that came later took part
+    unfit = [why for worker, why in state.unfit.items() if still or vm_of(worker) in state.vms.live]
+    if unfit:
+        reason += f"; {len(unfit)} workers cannot meet the recipe: {unfit[-1]}"
+    if state.current is None and (state.last_generation > state.started_after or unfit):
         _say_impossible(context, reason)
     _hold_if_noticed(context, reason)
 

@@ -6,6 +6,7 @@ case that the answer comes soon; then their workers save what they can and they 
 
 from __future__ import annotations
 
+from .. import worth
 from ..context import Context
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, GenerationClosed, HoldChanged, JobResumed, PersonNeeded, Resumption
@@ -132,6 +133,9 @@ def _resume(context: Context, how: Resumption) -> None:
             checkpoints=waiting.checkpoints if how is Resumption.FROM_HEAD else (),
         )
     )
+    last = worth.last_formed(context.state)
+    if last is not None and last.number <= context.state.discarded:
+        context.note(newest_step=context.state.progress_step)
     # The answer may be another than the one the planner gave about the same workers.
     context.note(planned_for=frozenset(), cause=("a person had it go on", context.now))
     if context.state.finished is not None:

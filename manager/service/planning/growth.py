@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 
-from ....morphing import Infeasible, choose, copies_in
+from ....morphing import Infeasible, choose, copies_of
 from ...core.alternatives import Alternative
 from ...core.commands import ComputeGrowth
 from ...core.events import GrowthComputed
@@ -20,13 +21,20 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
 
     Raises `InvalidCalibration`.
 
-    More workers never make the best plan slower, because a plan may leave some out. So the number is found by
-    bisection, in as many sweeps as it has binary digits, plus two.
+    Where some number of VMs allows as many copies of each section as the job asks for, only plans with them
+    count. More workers never make the best plan slower, because a plan may leave some out. So the number is
+    found by bisection, in as many sweeps as it has binary digits, plus two.
     """
-    now = _offer(state, command, 0)
+    found = cache(partial(_offer, state, command))
+    copies = any(_has_copies(found(number)) for number in (0, command.most))  # else they are not to be had
+
+    def offer(num_more: int) -> Offer | None:
+        return found(num_more) if not copies or _has_copies(found(num_more)) else None
+
+    now = offer(0)
 
     def grown(num_more: int) -> GrowthComputed:
-        more = _offer(state, command, num_more)
+        more = offer(num_more)
         alternatives = _weighed(command, now, more)
         return GrowthComputed(
             now=clock(),
@@ -40,11 +48,11 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
 
     best, too_few = grown(command.most), 0
     while best.pays and best.num_more - too_few > 1:
-        found = grown((too_few + best.num_more) // 2)
-        if found.pays:
-            best = found
+        middle = grown((too_few + best.num_more) // 2)
+        if middle.pays:
+            best = middle
         else:
-            too_few = found.num_more
+            too_few = middle.num_more
     return best
 
 
@@ -56,8 +64,7 @@ def _weighed(command: ComputeGrowth, now: Offer | None, more: Offer | None) -> t
 
 
 def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | None:
-    """The best plan with so many VMs more, whose sections they load; None: there is none, or none with as
-    many copies of each section as the job asks for."""
+    """The best plan with so many VMs more, whose sections they load; None: there is none."""
     more = [
         slot.model_copy(update={"worker": f"{n}/{slot.worker}", "vm": f"{n}/{slot.vm}"})
         for n in range(num_more)
@@ -68,8 +75,6 @@ def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | No
     found = choose(request)
     if isinstance(found, Infeasible):
         return None
-    if 0 < request.tolerated_failures >= copies_in(found, request.workers):
-        return None
     return Offer(
         f"{num_more} more" if num_more else "as many",
         request,
@@ -79,3 +84,12 @@ def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | No
         change_s=command.change_s,
         runs=num_more == 0,
     )
+
+
+def _has_copies(offer: Offer | None) -> bool:
+    """Whether each section of a plan lives on as many VMs as the job asks for."""
+    if offer is None:
+        return False
+    vm_of = {slot.worker: slot.vm for slot in offer.request.workers}
+    wanted = offer.request.tolerated_failures + 1
+    return wanted == 1 or copies_of(offer.plan, [vm_of[worker] for worker in offer.workers]) >= wanted
