@@ -51,7 +51,7 @@ def copy_checkpoint(
     errors.
     """
     reasons: list[str] = []
-    for _ in range(_LOOKS):
+    for look in range(1, _LOOKS + 1):
         earlier = _begun(read_head(store, job), store)
         if earlier is not None:
             return earlier, None
@@ -64,9 +64,16 @@ def copy_checkpoint(
                 return _copy(source, manifest, store, job), checkpoint
             except (Corrupt, NotFound) as error:
                 reasons.append(f"{checkpoint}: {error}")
+                if look < _LOOKS and not _is_listed(source, source_job, checkpoint):
+                    break  # retired meanwhile, since newer ones were published
     raise NoReadable(
         f"job {source_job} in {source.uri}: none can be gone on from: {'; '.join(dict.fromkeys(reasons))}"
     )
+
+
+def _is_listed(store: Store, job: str, checkpoint: CheckpointRef) -> bool:
+    head = read_head(store, job)
+    return head is not None and checkpoint in head.manifests
 
 
 def _begun(head: Head | None, store: Store) -> CheckpointRef | None:

@@ -16,6 +16,7 @@ from makara.checkpoint import (
     NoReadable,
     Store,
     copy_checkpoint,
+    delete_parts,
     load_manifest,
     open_generation,
     open_store,
@@ -396,6 +397,25 @@ def test_a_source_that_retires_what_is_copied_is_asked_for_its_newest(
         CheckpointRef(step=20, generation=0),
         CheckpointRef(step=20, generation=2),
     )
+
+
+def test_a_newer_checkpoint_is_copied_rather_than_an_older_one_when_the_newest_vanishes(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = stores
+    published(there, 10, 1)
+    newest = published(there, 20, 2)
+    get = there.get
+
+    def gone_meanwhile(key: str) -> bytes:
+        if key == newest.parts[2].key and there.exists(key):
+            published(there, 30, 2)
+            retire(there, JOB, newest.checkpoint, now=0.0)
+            delete_parts(there, JOB, newest.checkpoint)
+        return get(key)
+
+    monkeypatch.setattr(there, "get", gone_meanwhile)
+    assert copy_checkpoint(there, JOB, here, "mine") == (ref(30), ref(30, 2))
 
 
 # ---- the job file ------------------------------------------------------------------------------------------
