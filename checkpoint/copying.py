@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, HeadAhead, NoReadable, NotFound
-from .head import Head, read_head, swap_head
-from .layout import head_key, manifest_key, part_key
-from .manifest import Manifest, load_manifest
+from .head import Head, delete_parts, read_head, swap_head
+from .layout import head_key, manifest_key, part_key, parts_prefix
+from .manifest import CheckpointPart, Manifest, load_manifest
 from .reader import read_part
 from .records import FORMAT
-from .stores.store import Store
+from .stores.store import Store, retrying
 
 _LOOKS = 3  # how often the source's head is read: its job may retire what is being copied
 
@@ -46,9 +47,9 @@ def copy_checkpoint(
 
     Checkpoints of step `below` and later are skipped, because they leave nothing to train. Each part is
     checked; the copy is listed by a head of generation 0, which nobody has opened. Returns (the checkpoint of
-    `job`, its source); the source is None if an earlier call, whose answer was lost, made the copy. Safe to
-    repeat. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun already, and the stores'
-    errors.
+    `job`, its source); the source is None if an earlier call, whose answer was lost, made the copy. Repeated,
+    it goes on where it was cut off. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun
+    already, and the stores' errors.
     """
     reasons: list[str] = []
     for look in range(1, _LOOKS + 1):
@@ -85,12 +86,31 @@ def _begun(head: Head | None, store: Store) -> CheckpointRef | None:
 
 
 def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointRef:
+    """Copy the parts that are not there yet, each retried by itself, and list the copy.
+
+    The manifest is stored first: parts of the right size beside it are those of an earlier call, and whole.
+    """
     copied = CheckpointRef(step=manifest.step, generation=0)
     parts = tuple(replace(p, key=part_key(job, copied, p.section, p.part)) for p in manifest.parts)
-    for there, here in zip(manifest.parts, parts, strict=True):
-        store.put(here.key, read_part(source, there))
     own = replace(manifest, job=job, checkpoint=copied, parts=parts)
-    store.put(manifest_key(job, copied), own.to_bytes())
+    if not _is_stored(store, own):
+        delete_parts(store, job, copied)  # perhaps of another checkpoint of this step
+        store.put(manifest_key(job, copied), own.to_bytes())
+    sizes = dict(store.list(parts_prefix(job, copied)))
+    for there, here in zip(manifest.parts, parts, strict=True):
+        if sizes.get(here.key) != here.size_bytes:
+            retrying(partial(_copy_part, source, there, store, here))
     first = Head(FORMAT, job, 0, 0, None, (copied,), ())
     head = swap_head(store, job, lambda head: first if head is None else None)
     return _begun(head, store) or copied
+
+
+def _is_stored(store: Store, manifest: Manifest) -> bool:
+    try:
+        return store.get(manifest_key(manifest.job, manifest.checkpoint)) == manifest.to_bytes()
+    except NotFound:
+        return False
+
+
+def _copy_part(source: Store, there: CheckpointPart, store: Store, here: CheckpointPart) -> None:
+    store.put(here.key, read_part(source, there))

@@ -15,6 +15,8 @@ from makara.checkpoint import (
     HeadMissing,
     NoReadable,
     Store,
+    StoreRefused,
+    StoreUnavailable,
     copy_checkpoint,
     delete_parts,
     load_manifest,
@@ -25,6 +27,7 @@ from makara.checkpoint import (
     retire,
     weight_shapes,
 )
+from makara.checkpoint.layout import part_key
 from makara.checkpoint.tensors import unpack
 from makara.manager.cli.progress import answers
 from makara.manager.core.commands import ComputePlan, CopyCheckpoint, OpenHead, RequestVm
@@ -416,6 +419,63 @@ def test_a_newer_checkpoint_is_copied_rather_than_an_older_one_when_the_newest_v
 
     monkeypatch.setattr(there, "get", gone_meanwhile)
     assert copy_checkpoint(there, JOB, here, "mine") == (ref(30), ref(30, 2))
+
+
+class PartReads:
+    """Counts how often the parts of a checkpoint are read, and fails the first reading of one."""
+
+    def __init__(self, store: Store, key: str, error: Exception, patch: pytest.MonkeyPatch) -> None:
+        self.reads: list[str] = []
+        self._get, self._key, self._errors = store.get, key, [error]
+        patch.setattr(store, "get", self._read)
+
+    def _read(self, key: str) -> bytes:
+        if key == self._key and self._errors:
+            raise self._errors.pop()
+        if "/sections/" in key:
+            self.reads.append(key)
+        return self._get(key)
+
+
+def test_a_store_that_is_away_for_a_moment_costs_no_part_that_is_copied(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = stores
+    keys = [part.key for part in published(there, 20, 2).parts]
+    found = PartReads(there, keys[3], StoreUnavailable("timed out"), monkeypatch)
+    assert copy_checkpoint(there, JOB, here, "mine") == (ref(20), ref(20, 2))
+    assert found.reads == keys
+
+
+def test_a_copy_that_was_cut_off_goes_on_with_the_parts_that_are_left(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = stores
+    keys = [part.key for part in published(there, 20, 2).parts]
+    found = PartReads(there, keys[3], StoreRefused("ExpiredToken"), monkeypatch)
+    with pytest.raises(StoreRefused):
+        copy_checkpoint(there, JOB, here, "mine")
+    assert read_head(here, "mine") is None
+    assert copy_checkpoint(there, JOB, here, "mine") == (ref(20), ref(20, 2))
+    assert found.reads == keys
+    assert len(read_sections(here, "mine", ref(20), range(3))) == len(keys)
+
+
+def test_a_copy_takes_no_parts_that_are_of_another_checkpoint_of_its_step(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = stores
+    first = published(there, 20, 2)
+    PartReads(there, first.parts[3].key, StoreRefused("ExpiredToken"), monkeypatch)
+    with pytest.raises(StoreRefused):
+        copy_checkpoint(there, JOB, here, "mine")
+    of_another = part_key("mine", ref(20), 0, 0)
+    here.put(of_another, bytes(here.size(of_another)))
+    second = published(there, 20, 3, recipe={})
+    open_generation(there, JOB, 4)
+    retire(there, JOB, first.checkpoint, now=0.0)
+    assert copy_checkpoint(there, JOB, here, "mine") == (ref(20), second.checkpoint)
+    assert len(read_sections(here, "mine", ref(20), range(3))) == len(second.parts)
 
 
 # ---- the job file ------------------------------------------------------------------------------------------
