@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -21,7 +22,7 @@ from .manifest import CheckpointPart, Manifest, load_manifest
 from .reader import read_part
 from .records import FORMAT, STRICT, Count, Sha256, canonical, decode, encode
 from .safetensors_header import Header, TensorEntry, build_header, parse_header
-from .stores.store import Store
+from .stores.store import Store, retrying
 
 SHARD_BYTES = 5_000_000_000  # as model hubs use
 _SINGLE = "model.safetensors"
@@ -54,9 +55,9 @@ def export(
     """Write the weights of `checkpoint` to `<uri>/<job>/export/<step>/`, in shards of about
     `max_shard_bytes`.
 
-    One shard at a time is spooled below `scratch` (None: the system's temporary folder). A finished export is
-    not written again. Raises `Corrupt`, `NotFound`, `Incomplete` (no weights in it) and the store's errors;
-    safe to repeat.
+    One shard at a time is spooled below `scratch` (None: the system's temporary folder). Each call of the
+    store is retried by itself once the export has begun. A finished export is not written again. Raises
+    `Corrupt`, `NotFound`, `Incomplete` (no weights in it) and the store's errors; safe to repeat.
     """
     prefix = export_prefix(job, checkpoint.step)
     done = _done(store, job, prefix, checkpoint)
@@ -64,7 +65,7 @@ def export(
         manifest = load_manifest(store, job, checkpoint)
         store.delete_many(key for key, _ in store.list(prefix) if export_step_of(job, key) is not None)
         done = _write(store, prefix, manifest, max_shard_bytes, scratch)
-        store.put(export_done_key(job, checkpoint.step), encode(done))
+        retrying(partial(store.put, export_done_key(job, checkpoint.step), encode(done)))
     name = _SINGLE if len(done.files) == 1 else _INDEX
     return Export(f"{store.uri}/{prefix}{name}", done.sha256, checkpoint.step, sum(done.files.values()))
 
@@ -118,7 +119,7 @@ def _fetch(store: Store, key: str, path: Path) -> None:
     size = store.size(key)
     with path.open("wb") as file:
         for start in range(0, size, _CHUNK_BYTES):
-            file.write(store.get_range(key, start, _CHUNK_BYTES))
+            file.write(retrying(partial(store.get_range, key, start, _CHUNK_BYTES)))
 
 
 def weight_shapes(store: Store, manifest: Manifest) -> dict[str, tuple[int, ...]]:
@@ -196,11 +197,12 @@ def _write(
             _spool(store, shard, path, digest)
             files[name] = path.stat().st_size
             weight_map.update(dict.fromkeys((source.name for source in shard), name))
-            store.put_file(prefix + name, path)
+            retrying(partial(store.put_file, prefix + name, path))
             path.unlink()
     if len(shards) > 1:
         total = sum(source.entry.num_bytes for shard in shards for source in shard)
-        store.put(prefix + _INDEX, canonical({"metadata": {"total_size": total}, "weight_map": weight_map}))
+        index = canonical({"metadata": {"total_size": total}, "weight_map": weight_map})
+        retrying(partial(store.put, prefix + _INDEX, index))
     return _Done(FORMAT, manifest.checkpoint, digest.hexdigest(), files)
 
 
@@ -210,7 +212,8 @@ def _sources(store: Store, manifest: Manifest) -> list[_Source]:
     for part in manifest.parts:
         if not any(name.startswith(_EXPORTED) for name in part.tensors):
             continue
-        for stored, entry in _stored_header(store, part).tensors.items():
+        header = retrying(partial(_stored_header, store, part))
+        for stored, entry in header.tensors.items():
             folder, _, name = stored.partition("/")
             if f"{folder}/" not in _EXPORTED:
                 continue
@@ -254,7 +257,7 @@ def _spool(store: Store, shard: list[_Source], path: Path, digest: WeightsHash) 
     with path.open("w+b") as file:
         file.write(header)
         for key, sources in by_part.items():
-            payload = memoryview(read_part(store, sources[0].part))
+            payload = memoryview(retrying(partial(read_part, store, sources[0].part)))
             found = parse_header(payload, key).tensors
             for source in sources:
                 if found.get(source.entry.name) != source.entry:

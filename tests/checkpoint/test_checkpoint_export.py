@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,10 @@ from makara.checkpoint import (
     Incomplete,
     NotFound,
     Store,
+    StoreUnavailable,
     assemble,
     export,
+    fetch_export,
     open_generation,
     publish,
     weights_sha256,
@@ -191,6 +195,36 @@ def test_an_export_that_was_interrupted_or_damaged_is_done_again(store: Store, t
     assert again.sha256 == made.sha256
     left = [key.rpartition("/")[2] for key, _ in store.list(f"{JOB}/export/10/")]
     assert left == ["export.json", "model.safetensors"]
+
+
+def test_a_store_that_is_away_for_a_moment_costs_one_call_and_no_export(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = published(store, 10, 1).checkpoint
+    size_bytes = 100  # of a shard: there are several
+    made = export(store, JOB, checkpoint, max_shard_bytes=size_bytes)
+    store.delete(f"{JOB}/export/10/export.json")
+    shards: list[str] = []
+
+    def flaky(method: str, away_at: int) -> None:
+        """Fail call number `away_at` of a method."""
+        call, count = getattr(store, method), itertools.count(1)
+
+        def sometimes(key: str, *values: Any) -> Any:
+            if next(count) == away_at:
+                raise StoreUnavailable("timed out")
+            if method == "put_file":
+                shards.append(key)
+            return call(key, *values)
+
+        monkeypatch.setattr(store, method, sometimes)
+
+    for method, away_at in (("get", 5), ("get_range", 3), ("put", 1), ("put", 3), ("put_file", 2)):
+        flaky(method, away_at)
+    assert export(store, JOB, checkpoint, max_shard_bytes=size_bytes) == made
+    assert len(shards) == len(set(shards)) > 2
+    flaky("get_range", 2)
+    assert fetch_export(store, made, tmp_path / "export").name == "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize("marker", [b'{"format":1,"written_by":"a later version"}', b"not JSON", b""])
