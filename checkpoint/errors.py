@@ -8,6 +8,7 @@ CheckpointError
 ├── NotFound           no object under that key
 ├── Conflict           a compare-and-swap lost: the object is not the one that was read
 ├── Corrupt            an object is not what was written: torn, truncated, altered
+│   └── HeadCorrupt    the head
 ├── Incomplete         parts are missing, or contradict one another
 ├── HeadMissing        no readable head where there must be one
 ├── HeadLacks          the head lacks a generation or checkpoints that the caller knows of
@@ -52,6 +53,10 @@ class Conflict(CheckpointError):
 
 class Corrupt(CheckpointError):
     """An object that exists and is not what its writer wrote; the message names the key."""
+
+
+class HeadCorrupt(Corrupt):
+    """An unreadable head: which checkpoints exist is not known."""
 
 
 class Incomplete(CheckpointError):

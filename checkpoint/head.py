@@ -14,7 +14,7 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 
 from ..protocol.messages import CheckpointRef
-from .errors import Conflict, Corrupt, Fenced, Incomplete, Retained, StoreUnavailable, Superseded
+from .errors import Conflict, Corrupt, Fenced, HeadCorrupt, Incomplete, Retained, StoreUnavailable, Superseded
 from .layout import checkpoint_of, head_key, manifest_key, parts_prefix
 from .manifest import Manifest
 from .records import FORMAT, STRICT, Count, decode, encode
@@ -49,17 +49,20 @@ class Head:
 
     @classmethod
     def from_bytes(cls, data: bytes, key: str) -> Head:
-        """Read what `to_bytes` wrote under `key`. Raises `Corrupt` saying what is wrong."""
-        head = decode(cls, data, key)
+        """Read what `to_bytes` wrote under `key`. Raises `HeadCorrupt` saying what is wrong."""
+        try:
+            head = decode(cls, data, key)
+        except Corrupt as error:
+            raise HeadCorrupt(str(error)) from error
         if head.format != FORMAT:
-            raise Corrupt(f"{key}: format {head.format}; this version reads {FORMAT}")
+            raise HeadCorrupt(f"{key}: format {head.format}; this version reads {FORMAT}")
         if key != head_key(head.job):
-            raise Corrupt(f"{key}: is the head of job {head.job!r}")
+            raise HeadCorrupt(f"{key}: is the head of job {head.job!r}")
         return head
 
 
 def read_head(store: Store, job: str) -> Head | None:
-    """The head of `job`, None before its first generation. Raises `Corrupt`."""
+    """The head of `job`, None before its first generation. Raises `HeadCorrupt`."""
     key = head_key(job)
     tagged = store.read_tagged(key)
     return None if tagged is None else Head.from_bytes(tagged[0], key)
@@ -76,7 +79,7 @@ def publish(store: Store, job: str, generation: int, manifest: Manifest) -> Head
 
     Publishing again changes nothing, even if the checkpoint was retired since. Raises `Fenced` unless
     `generation` is the open one, `Superseded` if it has published a later step, `NotFound` or `Corrupt`
-    naming a part that is missing or has the wrong size.
+    naming a part that is missing or has the wrong size, and `HeadCorrupt`.
     """
     checkpoint = manifest.checkpoint
     if (manifest.job, manifest.generation) != (job, generation):

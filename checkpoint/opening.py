@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ..protocol.messages import CheckpointRef
-from .errors import Conflict, Corrupt, Fenced, HeadAhead, HeadLacks, HeadMissing, StoreUnavailable
+from .errors import Conflict, Fenced, HeadAhead, HeadCorrupt, HeadLacks, HeadMissing, StoreUnavailable
 from .head import Head, Retired, swap_head
 from .layout import head_key
 from .records import FORMAT
@@ -45,7 +45,7 @@ def open_generation(
 
     try:
         return swap_head(store, job, change)
-    except Corrupt as error:
+    except HeadCorrupt as error:
         if opened is None:
             raise
         raise HeadMissing(f"{error}; {_expected(opened or 0, known)}") from error
@@ -86,7 +86,7 @@ def restart_generation(store: Store, job: str, generation: int, *, now: float) -
     tagged = store.read_tagged(key)
     try:
         head = None if tagged is None else Head.from_bytes(tagged[0], key)
-    except Corrupt:
+    except HeadCorrupt:
         head = None
     if head is not None and head.generation >= generation:
         if head.generation > generation:

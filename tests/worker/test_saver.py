@@ -266,14 +266,19 @@ def test_an_upload_that_fails_after_the_end_tells_nothing(tmp_path: Path) -> Non
     assert outcome.trouble == []
 
 
-def test_a_lost_head_is_waited_for_and_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("left", "told"), [(None, "no head.json"), (b'{"format": 1, "jo', "head.json: ")])
+def test_a_head_that_is_lost_or_torn_is_waited_for_and_told(
+    tmp_path: Path, left: bytes | None, told: str
+) -> None:
     store, outcome = LocalStore(tmp_path, tmp_path.as_uri()), Outcome()
     made = saver(tmp_path, Board(), outcome, store=store)
     head = store.get(head_key("job"))
     store.delete(head_key("job"))
+    if left is not None:
+        store.put(head_key("job"), left)
     made.save(snapshot(2))
     wait_until(made, lambda: bool(outcome.trouble))
-    assert "no head.json" in outcome.trouble[0]
+    assert told in outcome.trouble[0]
     assert not made.slot_taken, "its parts are stored: there is room for the next"
     store.put(head_key("job"), head)
     wait_until(made, lambda: made.done(2))

@@ -21,6 +21,7 @@ from ...checkpoint import (
     Cancelled,
     Corrupt,
     Fenced,
+    HeadCorrupt,
     NotFound,
     Receipt,
     StoreUnavailable,
@@ -276,6 +277,8 @@ class Saver:
         def listed() -> None:
             try:
                 publish(place.store, place.job, place.generation, manifest)
+            except HeadCorrupt as error:
+                raise StoreUnavailable(str(error)) from error
             except Fenced as error:
                 if error.open_generation < 0:  # this generation is not fenced: the head is lost
                     raise StoreUnavailable(f"{place.job}: there is no head.json to publish to") from error
