@@ -63,3 +63,22 @@ def test_stacks_show_the_main_thread_beside_any_number_of_others(play: Callable[
         assert "in main\n" in shown.stacks[0].text
 
     play(scenario, mode="crowded")
+
+
+def test_a_trainer_that_cannot_be_started_is_dead_and_its_vm_goes_on(play: Callable[..., None]) -> None:
+    async def scenario(manager: Manager, agent: Agent) -> None:
+        log = manager.folder / "v1.0.log"
+        log.mkdir()  # nothing can be written there
+        await manager.order()
+        dead = await manager.worker(lambda worker: worker.phase is Phase.EXITED)
+        assert dead.failure is not None
+        assert (dead.failure.kind, dead.incarnation) == ("killed", 1)
+        assert dead.failure.message.startswith("it could not be started: ")
+        await manager.worker(lambda worker: worker.phase is Phase.EXITED and worker.incarnation == 2)
+        log.rmdir()
+        await manager.worker(lambda worker: worker.phase is Phase.IDLE)
+        assert not agent.done()
+        told = [death.incarnation for report in manager.reports for death in report.deaths]
+        assert {1, 2} <= set(told)
+
+    play(scenario)

@@ -165,30 +165,20 @@ class TrainerProcess:
             kill_group(self._process.pid)
 
     async def _run_once(self, bundle: Path, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair()
         incarnation = self.report.incarnation + 1
-        self._killed_for = None
-        self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
-        with self._log.open("ab") as log, theirs:
-            self._process = await self._user.start(
-                *(self._user.python, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
-                *("--worker", self.worker, "--incarnation", str(incarnation)),
-                *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
-                output=log,
-                pass_fds=[theirs.fileno()],
-                env={
-                    **ALLOCATOR,
-                    **inherited(self._user.environment(os.environ), environment),
-                    MARK: self._mark,
-                },
-                cwd=bundle,
-            )
-        self._memory = MemoryWatch(self._process.pid)
         self.report = WorkerReport(worker=self.worker, incarnation=incarnation, phase=Phase.STARTING)
         self.progress = Progress()
+        self._killed_for = None
+        self._mark = f"{self.worker}/{incarnation}/{uuid.uuid4().hex}"
+        try:
+            self._process, connection = await self._start(bundle, environment)
+        except OSError as error:  # no memory for a process, no space for its log: the VM's others go on
+            self._report_death(Failure(kind="killed", message=f"it could not be started: {error}"))
+            return
+        self._memory = MemoryWatch(self._process.pid)
         self._changed()
         self._last_beat, self._beats = time.monotonic(), False
-        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 26)
+        reader, self._writer = await asyncio.open_connection(sock=connection, limit=1 << 26)
         if self._orders is not None:
             self.give(self._orders)
         reading = asyncio.create_task(self._read(reader))
@@ -205,6 +195,31 @@ class TrainerProcess:
         self._record_exit(status)
         # Its children may hold the device's memory, and connections by which peers would notice the death.
         await asyncio.to_thread(end_family, pid, self._mark)
+
+    async def _start(
+        self, bundle: Path, environment: Mapping[str, str]
+    ) -> tuple[asyncio.subprocess.Process, socket.socket]:
+        """Start a trainer; returns it with the agent's end of its connection. Raises `OSError`."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._log.open("ab") as log:
+                process = await self._user.start(
+                    *(self._user.python, "-P", "-m", "makara.worker.start", "makara.worker.trainer"),
+                    *("--worker", self.worker, "--incarnation", str(self.report.incarnation)),
+                    *("--fd", str(theirs.fileno()), "--bundle", str(bundle), "--address", self._address),
+                    output=log,
+                    pass_fds=[theirs.fileno()],
+                    env={
+                        **ALLOCATOR,
+                        **inherited(self._user.environment(os.environ), environment),
+                        MARK: self._mark,
+                    },
+                    cwd=bundle,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        return process, ours
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -238,6 +253,9 @@ class TrainerProcess:
             failure = Failure(kind="killed", message=message, exit_code=status)
         elif failure is None:
             failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
+        self._report_death(failure)
+
+    def _report_death(self, failure: Failure) -> None:
         self.report = self.report.model_copy(update={"phase": Phase.EXITED, "failure": failure})
         self._died(self.report)
         self._changed()
