@@ -97,7 +97,19 @@ def _unpack(data: bytes, folder: Path, user: CodeUser) -> None:
         else:  # before Python 3.11.4, which Debian 12 has: by the same rules
             archive.extractall(temporary, map(_owned, members(archive, ANY_SIZE)))
     user.give(temporary)
+    _sync(temporary)  # else, after a crash of the VM, the folder may be there without what is in its files
     temporary.rename(folder)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until all files and folders in `folder` are on the disk."""
+    for place, _, names in os.walk(folder):
+        for path in (place, *(os.path.join(place, name) for name in names)):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
