@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -170,6 +171,19 @@ def test_a_vm_is_known_by_its_name_in_whichever_case(azure: AzureMetadata) -> No
 def test_an_event_that_has_begun_leaves_no_time(azure: AzureMetadata) -> None:
     azure.announce("Preempt", None)
     assert notice_of(AzureSource(azure.url)).left_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_s", "longest_s"),
+    [("Preempt", 30.0, 120.0), ("Terminate", 900.0, 900.0), ("Redeploy", 86_400.0, 90_000.0)],
+)
+def test_a_wall_clock_that_is_behind_makes_no_long_notice_of_what_azure_tells_shortly_ahead(
+    azure: AzureMetadata, kind: str, in_s: float, longest_s: float
+) -> None:
+    """A host that may fail is told days ahead."""
+    azure.announce(kind, in_s)
+    source = AzureSource(azure.url, wall=lambda: time.time() - 3600.0, steady=lambda: 0.0)
+    assert notice_of(source).left_s == pytest.approx(longest_s, abs=60.0)
 
 
 def test_of_several_events_the_first_one_counts(azure: AzureMetadata) -> None:

@@ -10,6 +10,7 @@ service on for this VM, which may take two minutes
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _EVENTS, _EVENTS_VERSION = "/metadata/scheduledevents", "2020-07-01"
 _COMPUTE, _COMPUTE_VERSION = "/metadata/instance/compute", "2021-02-01"
 _HEADERS = {"Metadata": "true"}
 _NOTICES = ("Preempt", "Terminate", "Reboot", "Redeploy")
+# A longer notice means that the wall clock is wrong: Azure promises 30 s of the first kind, and lets users
+# choose up to 15 minutes of the second. The others may come days ahead.
+_LONGEST_S = {"Preempt": 120.0, "Terminate": 900.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,7 @@ class AzureSource(Source):
     def _notice(self, event: _Event) -> Notice:
         countdown = self._countdowns.setdefault(event.id, Countdown(self._steady))
         first_left_s = event.not_before - self._wall() if event.not_before is not None else 0.0
+        first_left_s = min(first_left_s, _LONGEST_S.get(event.type, math.inf))
         return Notice(event.type, countdown.left_s(event.not_before, first_left_s), event.id)
 
     async def acknowledge(self, notice: Notice) -> None:
