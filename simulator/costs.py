@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -71,8 +71,10 @@ class MorphCosts:
         return cls.of_job(value) if is_job else validated(value, cls, InvalidCosts, "costs")
 
     @classmethod
-    def of_job(cls, job: Mapping[str, Any]) -> MorphCosts:
-        """Medians over the morphs of a job that ran, without loading, and over VMs that came while it
+    def of_job(
+        cls, job: Mapping[str, Any], average: Callable[[Sequence[float]], float] = statistics.median
+    ) -> MorphCosts:
+        """Averages over the morphs of a job that ran, without loading, and over VMs that came while it
         ran: from when they had joined, for a request may have waited for long.
 
         Raises `InvalidCosts`.
@@ -91,10 +93,10 @@ class MorphCosts:
                 "open_s": [m["phases_s"]["open"] for m in formed],
                 "form_s": [max(0.0, m["phases_s"]["form"] - m["inside_form_s"]["load"]) for m in sudden],
             }
-            medians = {name: max(0.0, statistics.median(found)) for name, found in taken.items() if found}
+            averages = {name: max(0.0, average(found)) for name, found in taken.items() if found}
         except (AttributeError, KeyError, TypeError) as error:
             raise InvalidCosts(f"morphs: not as `makara status --json` prints them: {error!r}") from error
-        return validated(medians, cls, InvalidCosts, "costs")
+        return validated(averages, cls, InvalidCosts, "costs")
 
 
 def _newcomers(

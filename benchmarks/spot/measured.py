@@ -91,7 +91,8 @@ def measured(
 
 
 def costs(view: Mapping[str, Any], played: Played) -> MorphCosts:
-    """What the run's VMs and morphs took, and how soon its manager knew of deaths; all medians."""
+    """What the run's VMs and morphs took, and how soon its manager knew of deaths: means, since what the run
+    lost is their sum."""
     boot_s = [
         vm["joined_at"] - played.offered_at[vm["vm"]] for vm in view["vms"] if vm["vm"] in played.offered_at
     ]
@@ -103,8 +104,8 @@ def costs(view: Mapping[str, Any], played: Played) -> MorphCosts:
         if vm in played.killed_at
     ]
     taken = {"boot_s": boot_s, "detect_s": known_s}
-    medians = {name: max(0.0, statistics.median(found)) for name, found in taken.items() if found}
-    return replace(MorphCosts.of_job(view), **medians)
+    means = {name: max(0.0, statistics.fmean(found)) for name, found in taken.items() if found}
+    return replace(MorphCosts.of_job(view, statistics.fmean), **means)
 
 
 def _vms(cause: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from makara.protocol.log_tail import tail
 from makara.worker.agent.logs import bound
 
@@ -33,6 +34,23 @@ def test_of_a_large_log_only_the_end_is_kept(tmp_path: Path) -> None:
     bound(path, 100)
     assert sum(each.stat().st_size for each in tmp_path.iterdir()) == 100
     assert tail(path, 3) == "end"
+
+
+def test_what_is_written_while_the_end_is_moved_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "a.log", Path.write_bytes
+
+    def slow(before: Path, data: bytes) -> int:
+        with path.open("ab") as log:
+            log.write(b"meanwhile\n")
+        return write(before, data)
+
+    path.write_bytes(b"x" * 20)
+    monkeypatch.setattr(Path, "write_bytes", slow)
+    bound(path, 10)
+    assert path.read_bytes() == b"meanwhile\n"
+    assert (tmp_path / "a.log.1").read_bytes() == b"x" * 10
 
 
 def test_a_log_that_is_not_there_needs_no_bound(tmp_path: Path) -> None:

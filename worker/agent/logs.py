@@ -45,9 +45,9 @@ class BoundedLogs:
 def bound(path: Path, kept_bytes: int) -> None:
     """If the log is longer than `kept_bytes`, move its end to a second file and empty it.
 
-    Its writers are not disturbed, since they append to the same file; what they write at that moment may be
-    lost. On a full disk the log is emptied first, to make room. Raises `OSError` if its end still cannot be
-    written.
+    Its writers are not disturbed, since they append to the same file. What they write meanwhile stays, but
+    for what comes at the moment at which it is emptied. On a full disk the log is emptied first, to make
+    room. Raises `OSError` if its end still cannot be written.
     """
     before = path.with_name(path.name + BEFORE)
     try:
@@ -59,9 +59,14 @@ def bound(path: Path, kept_bytes: int) -> None:
             end = file.read(kept_bytes)
             try:
                 before.write_bytes(end)
-                file.truncate(0)
             except OSError:
                 file.truncate(0)
                 before.write_bytes(end)
+                return
+            since = file.read()
+            file.truncate(0)
+        if since:
+            with path.open("ab") as file:
+                file.write(since)
     except FileNotFoundError:
         return  # nothing was written yet
