@@ -215,6 +215,16 @@ class Context:
         """Whether this manager seems to be cut off from its VMs: nothing is concluded from silence."""
         return self.observations.isolated_since is not None
 
+    @property
+    def fenced_off(self) -> bool:
+        """Whether the head takes no checkpoint of the open generation any more: it was swapped for one that
+        never opened, or by another manager."""
+        current, head = self.state.current, self.state.head_generation
+        if current is None:
+            return False
+        reports = self.reports_of(current.incarnations)
+        return head > current.number or any(worker.fenced == current.number for worker in reports)
+
     def silent(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers on VMs of which nothing shows that they live; none while this manager is isolated."""
         return self._on(incarnations, self.observations.silent)

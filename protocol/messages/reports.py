@@ -170,6 +170,7 @@ class WorkerReport(Message):
     published: CheckpointRef | None = None  # newest checkpoint this trainer published
     # What the store says while this trainer tries again to save or load a checkpoint.
     store_trouble: Text = ""
+    fenced: Count = 0  # the newest generation whose checkpoint was refused: the head is open for another
     # Mean compute time of one forward, and of one backward, of a micro-batch through all of the worker's
     # sections in the newest step: a worker that is slower than its peers is found by these.
     forward_s: Seconds | None = None

@@ -21,6 +21,7 @@ from makara.manager.core.events import (
 )
 from makara.manager.core.facts import (
     GenerationClosed,
+    GenerationPlanned,
     JobEnded,
     JobResumed,
     PersonNeeded,
@@ -138,6 +139,56 @@ def test_a_head_that_is_ahead_is_gone_on_from_when_a_person_says_so() -> None:
     script.open(ref(90, 7), ref(80, 6))
     script.form(90)
     assert script.state.status is Status.RUNNING
+
+
+def fenced(script: Script, workers: list[str], **fields: Any) -> None:
+    """The head refuses a checkpoint of generation 1, whose rank 0 says so, and another is prepared."""
+    step_on(script, workers, 30)
+    script.report(script.change(workers[0], fenced=1, **fields))
+    script.wait(1.0)
+    script.answer(2, 1)
+    script.prepare()
+
+
+@pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
+def test_a_job_whose_head_another_manager_has_opened_asks_a_person(phase: Phase) -> None:
+    script = Script()
+    workers = script.run(2)
+    fenced(script, workers, step=100, phase=phase)
+    assert script.last(GenerationPlanned).cause == "its checkpoints are fenced off"
+    differs(script, "ahead", 7, ref(90, 7))
+    assert script.state.status is Status.WAITING
+    assert script.state.running, "what it holds is not lost meanwhile"
+
+
+def test_a_head_that_is_the_jobs_own_again_is_opened_for_another_generation() -> None:
+    script = Script()
+    workers = script.run(2)
+    fenced(script, workers)
+    differs(script, "ahead", 7)
+    resume(script, Resumption.AGAIN)
+    script.wait(1.0)
+    script.answer(2, 1)
+    script.prepare()
+    script.open()
+    script.form()
+    asked = script.count(ComputePlan)
+    for _ in range(60):
+        script.wait(1.0)
+        script.report()
+    assert script.state.status is Status.RUNNING
+    assert script.count(ComputePlan) == asked, "what was said of an earlier generation is past"
+
+
+def test_a_stop_of_a_job_whose_head_another_manager_has_opened_says_what_is_lost() -> None:
+    script = Script()
+    workers = script.run(2)
+    script.event(StopRequested(now=script.now))
+    script.report(*(script.change(w, step=12, phase=Phase.HELD, fenced=1) for w in workers))
+    reason = (
+        "as requested, but steps 1 to 12 are not saved: the head of its store is not open for its generation"
+    )
+    assert script.last(JobEnded).reason.startswith(reason)
 
 
 def test_what_a_head_lacks_is_not_expected_again_once_a_person_accepts_it() -> None:

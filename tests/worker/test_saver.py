@@ -63,11 +63,12 @@ class Gate(Board):
 
 
 class Outcome:
-    """What a saver told: checkpoints published, and the loss of its board."""
+    """What a saver told: checkpoints published, the loss of its board, and that it was fenced off."""
 
     def __init__(self) -> None:
         self.published: list[CheckpointRef] = []
         self.lost = threading.Event()
+        self.fenced = threading.Event()
         self.trouble: list[str] = []
 
 
@@ -133,6 +134,7 @@ def saver(
         outcome.published.append,
         lambda _error: outcome.lost.set(),
         outcome.trouble.append,
+        outcome.fenced.set,
     )
 
 
@@ -201,6 +203,15 @@ def test_what_is_saved_after_the_end_takes_no_room(tmp_path: Path, lost: Excepti
     made.save(snapshot(4))
     wait_until(made, lambda: not slot.taken)
     assert made.behind
+
+
+def test_that_the_head_is_open_for_another_generation_is_told(tmp_path: Path) -> None:
+    store, outcome = LocalStore(tmp_path, tmp_path.as_uri()), Outcome()
+    made = saver(tmp_path, Board(), outcome, store=store)
+    open_generation(store, "job", 7)
+    made.save(snapshot(2))
+    assert outcome.fenced.wait(30.0)
+    assert outcome.published == []
 
 
 def test_the_loss_of_the_rendezvous_store_is_told(tmp_path: Path) -> None:

@@ -105,10 +105,12 @@ class Saver:
         on_published: Callable[[CheckpointRef], None],
         on_rendezvous_lost: Callable[[Exception], None],
         on_trouble: Callable[[str], None],
+        on_fenced: Callable[[], None],
         progress: ProgressCounters | None = None,
     ) -> None:
         """`on_rendezvous_lost`: called if the rendezvous store is lost, without which nothing is published.
-        `on_trouble`: gets the object store's message while calls are retried; empty when that is over."""
+        `on_trouble`: gets the object store's message while calls are retried; empty when that is over.
+        `on_fenced`: called if the head is open for another generation, so that saving has ended."""
         self._place = place
         self._rank = rank
         self._num_ranks = num_ranks
@@ -116,6 +118,7 @@ class Saver:
         self._slot = slot
         self._on_published = on_published
         self._on_rendezvous_lost = on_rendezvous_lost
+        self._on_fenced = on_fenced
         self._progress = progress or ProgressCounters()
         self._trouble = StoreTrouble("saving a checkpoint", on_trouble)
         self._changed = threading.Condition()
@@ -189,8 +192,9 @@ class Saver:
         except Cancelled:
             return
         except Fenced as error:
-            log.info("a newer generation is open: %s", error)
+            log.info("nothing is saved any more: %s", error)
             self.close()
+            self._on_fenced()
         except CONNECTION_LOST as error:
             if not self._closed:  # else the rendezvous store ended with its generation
                 self._on_rendezvous_lost(error)

@@ -77,6 +77,9 @@ def run_generation(
     def on_rendezvous_lost(error: Exception) -> None:
         session.interrupt.trip(PeersLost([0], error))
 
+    def on_fenced() -> None:
+        control.report(fenced=session.number)
+
     board = session.courier.call(session.board, [0])
     saver = Saver(
         target,
@@ -87,6 +90,7 @@ def run_generation(
         on_published,
         on_rendezvous_lost,
         on_trouble,
+        on_fenced,
         session.progress,
     )
 

@@ -167,6 +167,8 @@ def end_stopped(context: Context, trouble: str = "") -> None:
     reason = failure.reason if failure is not None else "as requested"
     if newest > saved:
         stores = sorted({worker.store_trouble for _, worker in context.reports()})
+        if context.fenced_off:
+            stores.append("the head of its store is not open for its generation any more")
         lost = f"step {newest} is" if newest == saved + 1 else f"steps {saved + 1} to {newest} are"
         why = "; ".join(filter(None, (trouble, state.impossible, *stores)))
         reason += f", but {lost} not saved" + (f": {why}" if why else "")

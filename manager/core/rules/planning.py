@@ -209,8 +209,7 @@ def _need(context: Context, incarnations: frozenset[Incarnation]) -> tuple[str, 
             return None
         cause = "workers are back" if not begins else "resumed" if state.started_after else "start"
         return observations.cause or (cause, context.now)
-    if state.head_generation > current.number:
-        # The head was swapped for a generation that never opened: this one can publish nothing any more.
+    if context.fenced_off:
         retry = context.now - observations.answered_at >= timing.replan_s
         if incarnations == observations.planned_for and not retry:
             return None
@@ -229,7 +228,7 @@ def _need(context: Context, incarnations: frozenset[Incarnation]) -> tuple[str, 
 def _could_stay(context: Context, incarnations: frozenset[Incarnation]) -> bool:
     """Whether the plan that runs could go on, so that it is one of those to choose from."""
     current = context.state.current
-    if current is None or context.state.head_generation > current.number:
+    if current is None or context.fenced_off:
         return False
     return incarnations.issuperset(current.incarnations)
 
@@ -422,11 +421,7 @@ def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, 
 def _is_same(context: Context, value: dict[str, Any], incarnations: tuple[Incarnation, ...]) -> bool:
     """Whether the answer is what already runs, so that nothing needs to move."""
     current = context.state.current
-    if (
-        current is None
-        or context.state.head_generation > current.number
-        or set(incarnations) != set(current.incarnations)
-    ):
+    if current is None or context.fenced_off or set(incarnations) != set(current.incarnations):
         return False
     return {**value, "generation": 0} == {**current.plan, "generation": 0}
 
