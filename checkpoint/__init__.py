@@ -9,7 +9,7 @@ pack and unpack tensors with `makara.checkpoint.tensors`.
 """
 
 from .calibrations import load_calibration, save_calibration
-from .copying import copy_checkpoint, published
+from .copying import copy_checkpoint, discard_copies, published
 from .errors import (
     Cancelled,
     CheckpointError,
@@ -78,6 +78,7 @@ __all__ = [
     "credential_names",
     "credentials_in",
     "delete_parts",
+    "discard_copies",
     "export",
     "fetch_export",
     "inherited",

@@ -7,8 +7,8 @@ from functools import partial
 
 from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, HeadAhead, NoReadable, NotFound
-from .head import Head, delete_parts, read_head, swap_head
-from .layout import head_key, manifest_key, part_key, parts_prefix
+from .head import Head, delete_objects, read_head, swap_head
+from .layout import checkpoint_of, head_key, job_prefix, manifest_key, part_key, parts_prefix
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .reader import read_part
 from .records import FORMAT
@@ -77,6 +77,22 @@ def _is_listed(store: Store, job: str, checkpoint: CheckpointRef) -> bool:
     return head is not None and checkpoint in head.manifests
 
 
+def discard_copies(store: Store, job: str) -> tuple[CheckpointRef, ...]:
+    """Delete the parts that failed copies have left; nothing if one is listed. Not while one is being made.
+
+    Returns the checkpoints of which there were some. Safe to repeat.
+    """
+    if read_head(store, job) is not None:
+        return ()
+    stored = [key for key, _ in store.list(job_prefix(job))]
+    begun = [unfinished.key for unfinished in store.unfinished(job_prefix(job))]
+    found = set(filter(None, (checkpoint_of(job, key) for key in (*stored, *begun))))
+    copies = sorted((checkpoint for checkpoint in found if checkpoint.generation == 0), key=lambda c: c.step)
+    for checkpoint in copies:
+        delete_objects(store, job, checkpoint)
+    return tuple(copies)
+
+
 def _begun(head: Head | None, store: Store) -> CheckpointRef | None:
     if head is None:
         return None
@@ -94,7 +110,7 @@ def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> Checkpoi
     parts = tuple(replace(p, key=part_key(job, copied, p.section, p.part)) for p in manifest.parts)
     own = replace(manifest, job=job, checkpoint=copied, parts=parts)
     if not _is_stored(store, own):
-        delete_parts(store, job, copied)  # perhaps of another checkpoint of this step
+        delete_objects(store, job, copied)  # perhaps of another checkpoint of this step
         store.put(manifest_key(job, copied), own.to_bytes())
     sizes = dict(store.list(parts_prefix(job, copied)))
     for there, here in zip(manifest.parts, parts, strict=True):

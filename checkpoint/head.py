@@ -107,27 +107,29 @@ def can_be_published(head: Head, checkpoint: CheckpointRef) -> bool:
     """Whether a writer may still publish it: its generation is open and has not published a later step."""
     known = (*head.manifests, *(retired.checkpoint for retired in head.retired))
     newest = max((other.step for other in known if other.generation == head.generation), default=-1)
-    return checkpoint.generation >= head.generation and checkpoint.step > newest
+    # Nobody trains in generation 0, which has what the job starts from.
+    return checkpoint.generation >= max(1, head.generation) and checkpoint.step > newest
 
 
-def retire(store: Store, job: str, checkpoint: CheckpointRef, *, now: float) -> Head:
+def retire(store: Store, job: str, checkpoint: CheckpointRef, *, now: float, ended: bool = False) -> Head:
     """Take `checkpoint` out of the head at Unix second `now`; its parts stay for current readers.
 
-    Does nothing if it is not listed. Raises `Retained` for the base of the open generation and for the only
-    checkpoint.
+    Does nothing if it is not listed. Raises `Retained` for the base of the open generation, unless the job
+    has `ended`, and for the only checkpoint.
     """
 
     def change(head: Head | None) -> Head | None:
         if head is None or checkpoint not in head.manifests:
             return None
-        if checkpoint == head.base:
+        if checkpoint == head.base and not ended:
             raise Retained(
                 f"checkpoint {checkpoint} of {job} is the base of open generation {head.generation}"
             )
         if len(head.manifests) == 1:
             raise Retained(f"checkpoint {checkpoint} of {job} is the only one")
         kept = tuple(other for other in head.manifests if other != checkpoint)
-        return replace(head, manifests=kept, retired=(*head.retired, Retired(checkpoint, now)))
+        base = head.base if checkpoint != head.base else None
+        return replace(head, base=base, manifests=kept, retired=(*head.retired, Retired(checkpoint, now)))
 
     return swap_head(store, job, change)
 
@@ -140,7 +142,7 @@ def delete_parts(store: Store, job: str, checkpoint: CheckpointRef) -> Head:
     head = read_head(store, job)
     if head is not None and checkpoint in head.manifests:
         raise Retained(f"checkpoint {checkpoint} of {job} is listed: retire it first")
-    _delete_objects(store, job, checkpoint)
+    delete_objects(store, job, checkpoint)
 
     def forget(head: Head | None) -> Head | None:
         if head is None or all(retired.checkpoint != checkpoint for retired in head.retired):
@@ -176,7 +178,7 @@ def _check_stored(store: Store, manifest: Manifest) -> None:
                 raise Corrupt(f"{part.key} in {store.uri}: {size} bytes stored, {part.size_bytes} written")
 
 
-def _delete_objects(store: Store, job: str, checkpoint: CheckpointRef) -> None:
+def delete_objects(store: Store, job: str, checkpoint: CheckpointRef) -> None:
     """Delete a checkpoint's parts, then its manifest: while that exists, remaining parts are found again."""
     prefix = parts_prefix(job, checkpoint)
     store.delete_many(key for key, _ in store.list(prefix) if checkpoint_of(job, key) == checkpoint)

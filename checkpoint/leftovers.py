@@ -46,20 +46,22 @@ def sweep(
     opened: int | None = None,
     unwanted: Callable[[CheckpointRef], bool] = lambda _: False,
     exporting: bool = False,
+    ended: bool = False,
 ) -> Swept | None:
     """Remove unneeded objects of `job`; returns None, and removes nothing, if the head is not the caller's.
 
     `opened`: the newest generation that the caller may have opened; a head beyond it is somebody else's.
     `unwanted`: whether a listed checkpoint is to leave the head now. Objects written, and checkpoints that
     left the head, within `lease_s` before Unix second `now` stay. `exporting`: an export is being written, so
-    no export is touched. Safe to repeat. Raises the store's errors, and `Corrupt` for a bad head.
+    no export is touched. `ended`: so has the job, and the base of its last generation may leave the head.
+    Safe to repeat. Raises the store's errors, and `Corrupt` for a bad head.
     """
     head = read_head(store, job)
     if head is None or (opened is not None and head.generation > opened):
         return None
-    for checkpoint in filter(unwanted, head.manifests):
+    for checkpoint in filter(unwanted, reversed(head.manifests)):
         try:
-            head = retire(store, job, checkpoint, now=now)
+            head = retire(store, job, checkpoint, now=now, ended=ended)
         except Retained:
             continue  # the base of the open generation stays until the next one opens
     due = [retired.checkpoint for retired in head.retired if now - retired.at >= lease_s]

@@ -183,10 +183,14 @@ class HeadDiffers(Event):
 
 
 class HeadSeen(Event):
-    """What the head, open at `generation`, lists now."""
+    """What the head, open at `generation`, lists now.
+
+    `leaving`: how many have left it whose parts are not deleted yet.
+    """
 
     generation: int
     checkpoints: tuple[CheckpointRef, ...]
+    leaving: int = 0
 
 
 class CommandStuck(Event):

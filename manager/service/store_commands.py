@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from ...checkpoint import (
     candidates,
     copy_checkpoint,
     delete_parts,
+    discard_copies,
     export,
     open_generation,
     read_head,
@@ -115,6 +116,9 @@ class StoreCommands:
 
     def __post_init__(self) -> None:
         self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job: export or deletion
+        self.copies: defaultdict[str, asyncio.Lock] = defaultdict(
+            asyncio.Lock
+        )  # by job: its first checkpoint
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
         """Carry out `command`; returns its event, or None."""
@@ -201,7 +205,8 @@ class StoreCommands:
     async def _sweep(self, job: str, command: SweepStore) -> Event | None:
         await self.sleep(max(0.0, command.not_before - self.clock()))
         state = self.state_of(job)
-        kept = (*state.published, state.base)
+        ended = state.ended is not None
+        kept = state.published if ended else (*state.published, state.base)
         newest_retired = state.retired
 
         def swept(store: Store) -> Swept | None:
@@ -212,19 +217,25 @@ class StoreCommands:
                 lease_s=command.lease_s,
                 opened=state.head_generation,
                 unwanted=lambda found: found not in kept and found.age_rank <= newest_retired,
-                exporting=state.finished is not None and state.ended is None,
+                exporting=state.finished is not None and not ended,
+                ended=ended,
             )
 
         give_up_at = self.clock() + _SWEEP_PATIENCE_S
-        found = await self._keep_house(
-            job, command, swept, wanted=lambda: self.clock() < give_up_at, alone=self.exports[job]
-        )
+        keep_house = partial(self._keep_house, job, command, wanted=lambda: self.clock() < give_up_at)
+        if state.copying:
+            discarded = await keep_house(lambda store: discard_copies(store, job), alone=self.copies[job])
+            _log_removed(job, {"parts of copies that failed": discarded})
+        found = await keep_house(swept, alone=self.exports[job])
         if found is None:
             log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
             return None
-        _log_removed(job, found)
+        _log_removed(job, _removed(found), found.aborted)
         return HeadSeen(
-            now=self.clock(), generation=found.head.generation, checkpoints=candidates(found.head)
+            now=self.clock(),
+            generation=found.head.generation,
+            checkpoints=candidates(found.head),
+            leaving=len(found.head.retired),
         )
 
     async def _export(self, job: str, command: ExportWeights) -> Event:
@@ -258,7 +269,7 @@ class StoreCommands:
             return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
 
         try:
-            own, other = await self._insist(job, command, copied)
+            own, other = await self._insist(job, command, copied, alone=self.copies[job])
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
             return self._stuck(command, error)
         return CheckpointCopied(now=self.clock(), checkpoint=own, source=other)
@@ -275,7 +286,9 @@ class StoreCommands:
 
     # ---- trying again --------------------------------------------------------------------------------------
 
-    async def _insist(self, job: str, command: Command, call: Callable[[Store], T]) -> T:
+    async def _insist(
+        self, job: str, command: Command, call: Callable[[Store], T], *, alone: asyncio.Lock | None = None
+    ) -> T:
         """Call with the job's store; retry while it is unavailable, and for `store_patience_s` while it or
         this machine refuses.
 
@@ -291,7 +304,7 @@ class StoreCommands:
                     raise
                 raise _Refused(str(error)) from error
 
-        return await self.persist(job, command, attempt, StoreUnavailable, _Refused)
+        return await self.persist(job, command, attempt, StoreUnavailable, _Refused, alone=alone)
 
     async def _keep_house(
         self,
@@ -314,15 +327,18 @@ class StoreCommands:
         )
 
 
-def _log_removed(job: str, swept: Swept) -> None:
-    """Tell an operator what a sweep removed; nothing, if it removed nothing."""
-    removed = {
+def _removed(swept: Swept) -> dict[str, Sequence[object]]:
+    return {
         "checkpoints that had left the head": swept.deleted,
         "checkpoints that were never published": swept.orphans,
         "unfinished exports, by step": swept.exports,
     }
+
+
+def _log_removed(job: str, removed: Mapping[str, Sequence[object]], num_aborted: int = 0) -> None:
+    """Tell an operator what a sweep removed; nothing, if it removed nothing."""
     told = [f"{what}: {', '.join(map(str, which))}" for what, which in removed.items() if which]
-    if swept.aborted:
-        told.append(f"{swept.aborted} uploads that never ended")
+    if num_aborted:
+        told.append(f"{num_aborted} uploads that never ended")
     if told:
         log.info("job %s: a sweep removed %s", job, "; ".join(told))

@@ -44,10 +44,10 @@ class Store(Generic[Content]):
             self.listed = sorted([*self.listed, ref], key=order_of, reverse=True)
         return True
 
-    def retire(self, ref: CheckpointRef, now: float) -> None:
+    def retire(self, ref: CheckpointRef, now: float, *, ended: bool = False) -> None:
         """The head lists it no more."""
         if ref in self.listed:
-            needed = ref == self.base or self.listed == [ref]
+            needed = (ref == self.base and not ended) or self.listed == [ref]
             assert not needed, f"{ref} was to be deleted, but it is the base or the only checkpoint"
             self.listed.remove(ref)
             self.retired[ref] = now
@@ -60,12 +60,19 @@ class Store(Generic[Content]):
         self.parts.pop(ref, None)
 
     def sweep(
-        self, kept: Collection[CheckpointRef], newest_retired: tuple[int, int], now: float, lease_s: float
+        self,
+        kept: Collection[CheckpointRef],
+        newest_retired: tuple[int, int],
+        now: float,
+        lease_s: float,
+        *,
+        ended: bool = False,
     ) -> None:
-        """Retire what nobody asked to keep, and delete what was retired a lease ago."""
-        for ref in list(self.listed):
+        """Retire what nobody asked to keep, and delete what was retired a lease ago. `ended`: so has the job,
+        and the base may go."""
+        for ref in self.listed[::-1]:
             unwanted = ref not in kept and order_of(ref) <= newest_retired
-            if unwanted and ref != self.base and len(self.listed) > 1:
-                self.retire(ref, now)
+            if unwanted and (ended or ref != self.base) and len(self.listed) > 1:
+                self.retire(ref, now, ended=ended)
         for ref in [ref for ref, at in self.retired.items() if now - at >= lease_s]:
             self.delete(ref, now, lease_s)

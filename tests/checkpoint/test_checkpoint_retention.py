@@ -140,6 +140,15 @@ def test_sweeping_never_retires_the_base_or_the_only_checkpoint(store: Store) ->
     )
 
 
+def test_sweeping_after_the_end_retires_the_base_and_never_the_newest(store: Store) -> None:
+    published(store, 10, 1)
+    open_generation(store, JOB, 2)
+    published(store, 20, 2)
+    head = swept(store, unwanted=lambda _: True, ended=True).head
+    assert (head.base, head.manifests) == (None, ids((20, 2)))
+    assert [retired.checkpoint for retired in head.retired] == list(ids((10, 1)))
+
+
 def test_sweeping_aborts_writes_that_nobody_will_end(store_address: StoreAddress) -> None:
     store = store_address.open()
     published(store, 10, 1)

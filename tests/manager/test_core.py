@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from calibrations import uniform
-from core_script import MEMORY, RECIPE, Script, plan_json
+from core_script import MEMORY, RECIPE, Script, plan_json, spec
 from makara.manager.core.commands import (
     ComputePlan,
     DeleteCheckpoint,
@@ -18,6 +18,7 @@ from makara.manager.core.events import (
     ConnectionClosed,
     HeadSeen,
     JobCommandFailed,
+    JobSubmitted,
     ManagerStarted,
     PlanComputed,
     StopRequested,
@@ -43,6 +44,7 @@ from makara.manager.core.orders import orders
 from makara.manager.core.state import Status
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view
+from makara.manager.spec.start_source import StartSource
 from makara.protocol.messages import CheckpointRef, Failure, Phase, Profile, WorkerReport
 
 
@@ -415,6 +417,59 @@ def test_the_store_is_looked_through_once_more_after_the_end() -> None:
     script.start(2)
     script.event(JobCommandFailed(now=script.now, command="compute_plan", error="a fault of ours"))
     assert script.count(SweepStore) == 0, "the head was never opened"
+
+
+@pytest.mark.parametrize("end", ["finished", "stopped"])
+def test_only_the_newest_checkpoints_are_kept_after_the_end(end: str) -> None:
+    script = Script()
+    first, second = script.start(2)
+    script.prepare()
+    script.open(ref(5, 0))
+    script.form(step=5)
+    for step in (10, 20):
+        script.report(script.change(first, step=step, published=ref(step)))
+    if end == "finished":
+        script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
+        script.event(WeightsExported(now=script.now, uri="u", sha256="5a", step=100))
+        kept = ref(20), ref(100)
+    else:
+        script.event(StopRequested(now=script.now))
+        held = {"step": 30, "phase": Phase.HELD}
+        script.report(script.change(second, **held), script.change(first, **held, published=ref(30)))
+        kept = ref(20), ref(30)
+    assert script.last(JobEnded).status == end
+    assert script.state.published == kept
+    assert script.state.retired == (1, 10), "the base as well: nothing starts from it any more"
+
+
+def test_after_the_end_the_store_is_swept_until_all_that_is_to_go_is_gone() -> None:
+    script = Script()
+    first, _ = script.run(2)
+    for step in (10, 20):
+        script.report(script.change(first, step=step, published=ref(step)))
+    script.event(JobCommandFailed(now=script.now, command="compute_plan", error="a fault of ours"))
+
+    def seen(*steps: int, leaving: int) -> int:
+        script.wait(60.0)
+        listed = tuple(map(ref, steps))
+        script.event(HeadSeen(now=script.now, generation=1, checkpoints=listed, leaving=leaving))
+        return script.count(SweepStore)
+
+    assert seen(30, 20, 10, leaving=0) == 2, "nobody had reported 30"
+    assert script.state.published == (ref(20), ref(30))
+    assert seen(30, 20, leaving=1) == 3, "10 has left the head only now"
+    assert seen(30, 20, leaving=0) == 3
+    keys = [command.key for command in script.commands if isinstance(command, SweepStore)]
+    assert len(set(keys)) == 3, "a command of the same key is never stored twice"
+
+
+def test_what_a_failed_copy_has_left_is_looked_for_after_the_end() -> None:
+    script = Script()
+    start = StartSource(uri="file:///c", job="other", recipe=RECIPE)
+    script.event(JobSubmitted(now=script.now, job="j", spec=spec(), bundle_sha256="b0", start=start))
+    script.event(JobCommandFailed(now=script.now, command="copy_checkpoint", error="no room"))
+    assert script.last(JobEnded).status == "failed"
+    assert script.count(SweepStore) == 1
 
 
 def test_stop_waits_for_the_checkpoint_then_releases_everything() -> None:

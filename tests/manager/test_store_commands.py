@@ -49,6 +49,7 @@ from makara.manager.core.facts import (
     Fact,
     GenerationPlanned,
     GenerationPrepared,
+    JobEnded,
     Submitted,
 )
 from makara.manager.core.fold import fold
@@ -362,7 +363,8 @@ def test_a_sweep_retires_what_nobody_reported_and_tells_what_is_listed(
     world.now = time.time() + LEASE_S
     command = SweepStore(key="s", not_before=0.0, lease_s=LEASE_S)
     answer = world.do(command)
-    assert answer == HeadSeen(now=world.now, generation=1, checkpoints=(ref(130), ref(120)))
+    listed = (ref(130), ref(120))
+    assert answer == HeadSeen(now=world.now, generation=1, checkpoints=listed, leaving=5)
     assert not world.store.exists(orphan.parts[0].key)
     assert "a sweep removed checkpoints that were never published: 25-g1" in caplog.text
     assert world.store.exists(manifests[30].parts[0].key), "for a lease after it left the head"
@@ -378,6 +380,85 @@ def test_nothing_is_swept_under_a_head_that_another_manager_opened(world: World)
     world.now += 7200.0
     assert world.do(SweepStore(key="s", not_before=0.0, lease_s=LEASE_S)) is None
     assert world.store.exists(orphan.parts[0].key)
+
+
+def test_sweeps_after_the_end_leave_only_what_the_job_keeps(world: World) -> None:
+    """One deletion failed while the job was stopping, and what its last generation began from is not kept."""
+    base, failed, *_ = (published(world.store, step, 1) for step in (10, 20, 30, 40))
+    open_generation(world.store, JOB, 2)  # begins from 40-g1
+    for step in (50, 60):
+        published(world.store, step, 2)
+    everything = [ref(10), ref(20), ref(30), ref(40), ref(50, 2), ref(60, 2)]
+    retire(world.store, JOB, base.checkpoint, now=world.now)
+    world.facts += [
+        *opened(2),
+        *(CheckpointPublished(at=0, checkpoint=checkpoint) for checkpoint in everything),
+        *(CheckpointRetired(at=0, checkpoint=checkpoint) for checkpoint in everything[:-2]),
+        JobEnded(at=0, status="stopped"),
+    ]
+    world.now = time.time() + LEASE_S
+    command = SweepStore(key="s", not_before=0.0, lease_s=LEASE_S)
+    kept = (ref(60, 2), ref(50, 2))
+    assert world.do(command) == HeadSeen(now=world.now, generation=2, checkpoints=kept, leaving=3)
+    assert world.store.exists(failed.parts[0].key), "for a lease after it left the head"
+    world.now += LEASE_S
+    assert world.do(command) == HeadSeen(now=world.now, generation=2, checkpoints=kept)
+    assert {key.split("/")[2] for key, _ in world.store.list(f"{JOB}/sections/")} == {"50-g2", "60-g2"}
+
+
+def copied(world: World, tmp_path: Path, *steps: int) -> Event | None:
+    """What comes of copying the newest checkpoint of another job that can be read: the last is torn."""
+    there = open_store((tmp_path / "there").as_uri())
+    torn = [published(there, step, 1) for step in steps][-1]
+    there.put(torn.parts[-1].key, b"torn")
+    source = StartSource(uri=there.uri, job=JOB, recipe=RECIPE)
+    world.facts[0] = world.facts[0].model_copy(update={"start": source})
+    answer = world.do(CopyCheckpoint(key="c", source=source))
+    assert list(world.store.list(f"{JOB}/sections/10-g0/"))
+    return answer
+
+
+def test_a_sweep_after_the_end_removes_what_a_failed_copy_left(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "makara.manager")
+    assert isinstance(copied(world, tmp_path, 10), CommandStuck)
+    foreign = written(world.store, 20, 1)
+    world.facts.append(JobEnded(at=0, status="failed"))
+    world.do(SweepStore(key="s", not_before=0.0, lease_s=LEASE_S))
+    assert not list(world.store.list(f"{JOB}/sections/10-g0/"))
+    assert "a sweep removed parts of copies that failed: 10-g0" in caplog.text
+    assert all(world.store.exists(part.key) for part in foreign.parts), (
+        "without a head, nobody knows whose it is"
+    )
+
+
+def test_no_sweep_removes_parts_that_are_being_copied(world: World, tmp_path: Path) -> None:
+    copied(world, tmp_path, 10)
+    world.facts.append(JobEnded(at=0, status="stopped"))
+
+    async def sweep_beside() -> None:
+        async with world.commands.copies[JOB]:
+            command = SweepStore(key="s", not_before=0.0, lease_s=LEASE_S)
+            sweeping = asyncio.create_task(world.commands.carry_out(JOB, command))
+            for _ in range(20):  # it goes as far as it can
+                await asyncio.sleep(0)
+            assert list(world.store.list(f"{JOB}/sections/10-g0/"))
+        await sweeping
+
+    asyncio.run(sweep_beside())
+    assert not list(world.store.list(f"{JOB}/sections/10-g0/"))
+
+
+def test_a_copy_that_was_made_after_all_is_kept_and_the_parts_of_others_go(
+    world: World, tmp_path: Path
+) -> None:
+    answer = copied(world, tmp_path, 5, 10)
+    assert answer == CheckpointCopied(now=world.now, checkpoint=ref(5, 0), source=ref(5))
+    world.facts.append(JobEnded(at=0, status="stopped"))
+    world.now = time.time() + LEASE_S
+    world.do(SweepStore(key="s", not_before=0.0, lease_s=LEASE_S))
+    assert {key.split("/")[2] for key, _ in world.store.list(f"{JOB}/sections/")} == {"5-g0"}
 
 
 def test_a_sweep_of_a_store_that_refuses_gives_up_until_the_next(world: World) -> None:

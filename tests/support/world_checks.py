@@ -176,7 +176,12 @@ def check_end(world: FaultyWorld) -> None:
         raise Broken("the journal tells another state")
     state = world.state
     for ref in world.store.listed:
-        if order_of(ref) <= state.retired and ref not in state.published and ref != world.store.base:
+        gone = order_of(ref) <= state.retired and ref not in state.published
+        if gone and world.store.listed != [ref]:
             raise Broken(f"{ref} was published and never retired")
+    if world.store.retired:
+        raise Broken(f"{', '.join(map(str, world.store.retired))} left the head, and nobody deletes it")
+    if len(state.published) > world.keep_latest_k:
+        raise Broken(f"{len(state.published)} checkpoints are kept")
     if world.state.counted_vms or world.state.current or world.state.planned:
         raise Broken("something of the job outlives it")

@@ -165,10 +165,16 @@ def _use_store(world: FaultyWorld, command: OpenHead | DeleteCheckpoint | SweepS
         _done(world, command, CheckpointDeleted(now=world.now, checkpoint=command.checkpoint))
     elif isinstance(command, SweepStore):
         state = world.state
-        kept = {*state.published, *([state.base] if state.base is not None else [])}
-        world.store.sweep(kept, state.retired, world.now, command.lease_s)
-        listed = tuple(world.store.listed)
-        _done(world, command, HeadSeen(now=world.now, generation=world.store.generation, checkpoints=listed))
+        ended = state.ended is not None
+        kept = {*state.published, *([state.base] if state.base is not None and not ended else [])}
+        world.store.sweep(kept, state.retired, world.now, command.lease_s, ended=ended)
+        seen = HeadSeen(
+            now=world.now,
+            generation=world.store.generation,
+            checkpoints=tuple(world.store.listed),
+            leaving=len(world.store.retired),
+        )
+        _done(world, command, seen)
     else:
         step = command.checkpoint.step
         check_lineage(world.store.parts[command.checkpoint], world.num_steps)

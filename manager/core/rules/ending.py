@@ -190,8 +190,9 @@ def all_held(context: Context) -> bool:
 def end(context: Context, ended: JobEnded) -> None:
     """The job is over: its VMs are released, and what it leaves in the store is looked through once more."""
     context.close_generations(f"the job {ended.status}")
+    retention.retire_at_end(context)
     context.fact(ended)
     for vm in context.state.live_vms:
         context.end_vm(vm.vm, EndReason.RELEASED)
-    if context.state.opened_generation:
+    if context.state.opened_generation or context.state.copying:
         retention.order_sweep(context, context.now + context.timing.delete_after_s)

@@ -39,12 +39,26 @@ def retire(context: Context) -> None:
 
 
 def take(context: Context) -> None:
-    """What a sweep saw in the head: publications that nobody reported."""
+    """What a sweep saw in the head: publications that nobody reported.
+
+    After the job's end another sweep follows until none is left that is to go.
+    """
     state, event = context.state, context.event
-    if not isinstance(event, HeadSeen) or state.ended is not None:
+    if not isinstance(event, HeadSeen) or event.generation > state.head_generation or state.copying:
         return
-    if event.generation <= state.head_generation:
-        record(context, event.checkpoints)
+    record(context, event.checkpoints)
+    if state.ended is None:
+        return
+    known = context.state.published
+    retire_at_end(context)
+    if event.leaving or context.state.published != known:
+        order_sweep(context, context.now + context.timing.delete_after_s)
+
+
+def retire_at_end(context: Context) -> None:
+    """Keep only the newest `keep_latest_k`: nothing starts from the base any more. Sweeps delete the rest."""
+    for checkpoint in context.state.published[: -context.spec.checkpoint.keep_latest_k]:
+        context.fact(CheckpointRetired(at=context.now, checkpoint=checkpoint))
 
 
 def sweep(context: Context) -> None:
