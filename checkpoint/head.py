@@ -1,8 +1,8 @@
 """`head.json`: which generation may publish, and which checkpoints exist.
 
 It changes only by compare-and-swap, so that checks against the read head still hold when it is written. A
-checkpoint exists iff the head lists it. Each change increments `version`, so a head never has the same bytes
-twice, and a writer that missed several changes cannot succeed by accident (no ABA).
+checkpoint exists iff the head lists it. Each change within a generation increments `version`, so a head never
+has the same bytes twice, and a writer that missed several changes cannot succeed by accident (no ABA).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .stores.store import Store
 
 _MAX_SWAPS = 100  # lost races in a row; each means that another writer succeeded
 _PARALLEL_CHECKS = 8
+_OPENER_BIT = 32  # of `version`
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -34,7 +35,11 @@ class Retired:
 
 @dataclass(frozen=True, config=STRICT)
 class Head:
-    """`generation` is open and began from `base`; `manifests` are those that exist, newest first."""
+    """`generation` is open and began from `base`; `manifests` are those that exist, newest first.
+
+    `version` counts changes in its lower half. The upper half is `opener`: trainers of earlier versions,
+    which refuse a field that they do not know, keep it when they change the head.
+    """
 
     format: int
     job: str
@@ -43,6 +48,16 @@ class Head:
     base: CheckpointRef | None
     manifests: tuple[CheckpointRef, ...]
     retired: tuple[Retired, ...]
+
+    @property
+    def opener(self) -> int:
+        """A number of whoever opened the generation; 0, as in heads of earlier versions: not known."""
+        return self.version >> _OPENER_BIT
+
+    def opened(self, generation: int, base: CheckpointRef | None, opener: int) -> Head:
+        """The head open for another generation. `opener` is less than 2^31; 0: not known."""
+        version = opener << _OPENER_BIT if opener else self.version
+        return replace(self, generation=generation, base=base, version=version)
 
     def to_bytes(self) -> bytes:
         return encode(self)
@@ -161,7 +176,7 @@ def swap_head(store: Store, job: str, change: Callable[[Head | None], Head | Non
         changed = change(head)
         if changed is None:
             return head or Head(FORMAT, job, 0, 0, None, (), ())
-        changed = replace(changed, version=0 if head is None else head.version + 1)
+        changed = replace(changed, version=changed.version + 1)
         try:
             store.swap(key, changed.to_bytes(), None if tagged is None else tagged[1])
         except Conflict:

@@ -114,14 +114,17 @@ class OpenHead(_Command):
     """Swap head.json to `generation` (fencing all older ones); answer with `HeadOpened`.
 
     The head must have reached generation `opened` (0: there need be none yet; None, as in commands of earlier
-    versions: whatever it has) and list `checkpoints`, as the journal knows; else nothing is changed, and the
-    answer is `HeadDiffers`. `restart`: whatever it lists, it
-    is to begin anew without any checkpoint.
+    versions: whatever it has), none beyond `tried` but this one, and list `checkpoints`, as the journal
+    knows; else nothing is changed, and the answer is `HeadDiffers`. So it is if it has this generation
+    already, but by another `opener`. `restart`: whatever it lists, it is to begin anew without any
+    checkpoint.
     """
 
     command: Literal["open_head"] = "open_head"
     generation: int
+    opener: int = 0  # 0, as in commands of earlier versions: whoever
     opened: int | None = None
+    tried: int | None = None  # None, as in commands of earlier versions: whatever it has
     checkpoints: tuple[CheckpointRef, ...] = ()
     restart: bool = False
 

@@ -138,10 +138,18 @@ class StoreCommands:
 
     async def _open_head(self, job: str, command: OpenHead) -> Event | None:
         def opened(store: Store) -> Head:
+            generation, opener = command.generation, command.opener
             if command.restart:
-                return restart_generation(store, job, command.generation, now=self.clock())
-            known = command.checkpoints
-            return open_generation(store, job, command.generation, opened=command.opened, known=known)
+                return restart_generation(store, job, generation, now=self.clock(), opener=opener)
+            return open_generation(
+                store,
+                job,
+                generation,
+                opener=opener,
+                opened=command.opened,
+                tried=command.tried,
+                known=command.checkpoints,
+            )
 
         try:
             head = await self._insist(job, command, opened)

@@ -13,6 +13,7 @@ from makara.checkpoint import (
     Conflict,
     Corrupt,
     Fenced,
+    HeadAhead,
     Incomplete,
     Manifest,
     NotFound,
@@ -25,6 +26,7 @@ from makara.checkpoint import (
     open_generation,
     publish,
     read_head,
+    restart_generation,
     retire,
 )
 from makara.checkpoint.head import Head
@@ -58,6 +60,41 @@ def test_opening_the_open_generation_again_changes_nothing(store: Store) -> None
     again = open_generation(store, JOB, 2)
     assert again.base == first.base == CheckpointRef(step=10, generation=1)
     assert again == read_head(store, JOB)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_of_two_that_open_the_same_generation_only_the_first_has_it(store: Store, restart: bool) -> None:
+    """Each may try again, since its answer may have been lost."""
+
+    def opened(opener: int) -> Head:
+        if restart:
+            return restart_generation(store, JOB, 3, now=1.0, opener=opener)
+        return open_generation(store, JOB, 3, opener=opener, opened=2, tried=2)
+
+    open_generation(store, JOB, 2, opener=5)
+    first = opened(7)
+    assert opened(7) == first
+    for _ in range(2):
+        with pytest.raises(HeadAhead, match="another manager has opened"):
+            opened(8)
+    published(store, 10, 3)
+    head = read_head(store, JOB)
+    assert head is not None
+    assert head.opener == 7, "changes of the head leave it"
+
+
+def test_a_head_of_a_generation_that_the_manager_did_not_try_is_somebody_elses(store: Store) -> None:
+    open_generation(store, JOB, 3, opener=7)
+    with pytest.raises(HeadAhead, match="another manager has opened"):
+        open_generation(store, JOB, 4, opener=8, opened=2, tried=2)
+    assert open_generation(store, JOB, 4, opener=8, opened=2, tried=3).generation == 4
+
+
+def test_a_head_of_an_earlier_version_is_known_again_by_its_generation(store: Store) -> None:
+    head = {"base": None, "format": 1, "generation": 3, "job": JOB, "manifests": [], "retired": []}
+    store.put(head_key(JOB), json.dumps({**head, "version": 12}).encode())
+    assert open_generation(store, JOB, 3, opener=7, opened=2, tried=2).version == 12
+    assert open_generation(store, JOB, 4, opener=8, opened=3, tried=3).opener == 8
 
 
 def test_a_generation_never_goes_back(store: Store) -> None:

@@ -323,6 +323,23 @@ def test_opening_again_after_a_crash_is_no_difference(world: World) -> None:
     assert world.do(command) == first
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_generation_that_another_manager_has_opened_is_not_taken_for_ones_own(
+    world: World, restart: bool
+) -> None:
+    published(world.store, 10, 1)
+    mine = OpenHead(
+        key="o", generation=2, opener=7, opened=1, tried=1, checkpoints=(ref(10),), restart=restart
+    )
+    other = mine.model_copy(update={"opener": 8})
+    first = world.do(mine)
+    assert isinstance(first, HeadOpened)
+    answer = world.do(other)
+    assert isinstance(answer, HeadDiffers)
+    assert (answer.difference, answer.head_generation) == ("ahead", 2)
+    assert world.do(mine) == first
+
+
 def test_starting_over_takes_what_was_listed_out_of_the_head(world: World) -> None:
     old = published(world.store, 10, 1)
     answer = world.do(OpenHead(key="o", generation=2, opened=1, restart=True))

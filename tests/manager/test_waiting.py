@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_opening_states_what_the_head_must_have() -> None:
     morphing(script)
     command = script.last(OpenHead)
     assert (command.generation, command.opened, command.checkpoints) == (2, 1, (ref(10),))
+
+
+def test_managers_with_copies_of_a_journal_open_a_generation_each_as_itself() -> None:
+    script = Script()
+    script.start(2)
+    other = replace(script, facts=list(script.facts), commands=[], workers=dict(script.workers))
+    other.now += 1e-6
+    script.prepare()
+    other.prepare()
+    one, two = script.last(OpenHead), other.last(OpenHead)
+    assert (one.generation, one.tried, one.opened) == (two.generation, two.tried, two.opened) == (1, 0, 0)
+    assert 0 < one.opener < 2**31
+    assert one.opener != two.opener
 
 
 def test_a_job_whose_head_is_missing_waits_instead_of_starting_over() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from types import MappingProxyType
@@ -64,6 +65,7 @@ def prepare(context: Context) -> None:
             )
         )
     if planned is not None and planned.prepared_at is None and (endpoint := _meeting_point(context, planned)):
+        tried = context.state.head_generation
         context.fact(GenerationPrepared(at=context.now, number=planned.number, endpoint=endpoint))
         key = f"{context.state.job}/head/{planned.number}"
         state = context.state
@@ -71,11 +73,22 @@ def prepare(context: Context) -> None:
             OpenHead(
                 key=key,
                 generation=planned.number,
+                opener=_opener(endpoint, context.now),
+                tried=tried,
                 opened=state.opened_generation,
                 checkpoints=state.published,
                 restart=state.restarting,
             )
         )
+
+
+def _opener(endpoint: str, now: float) -> int:
+    """The number, from 1 to 2^31 - 1, by which a manager knows a head again that it has opened.
+
+    Another with a copy of its journal does not prepare the same generation at the same instant and endpoint.
+    """
+    digest = hashlib.sha256(f"{endpoint} {now!r}".encode()).digest()
+    return 1 + int.from_bytes(digest[:8], "big") % (2**31 - 1)
 
 
 def _meeting_point(context: Context, planned: Generation) -> str | None:
