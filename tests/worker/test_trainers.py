@@ -474,6 +474,15 @@ def test_hold_publishes_a_checkpoint_and_stops_all_after_the_same_step(run: Run)
     assert held_at != {STEPS}
 
 
+def test_a_generation_whose_head_another_manager_has_opened_says_so(run: Run) -> None:
+    run.fleet.start("a")
+    plan = run.plan(1, [])
+    open_generation(run.store, run.job.job, 7)
+    run.fleet.form(plan, ["a"])
+    run.fleet.wait(lambda: run.fleet.reports["a"].fenced == 1)
+    assert run.published() == []
+
+
 def test_survivors_that_are_to_save_only_publish_the_last_commit_and_take_no_step(run: Run) -> None:
     run.fleet.start("a")
     run.fleet.start("b", fault="dies-when-told")
