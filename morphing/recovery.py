@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from typing import Literal
 
 from ..pipeline import Range
@@ -133,14 +134,17 @@ def transfers(holders: Mapping[int, Sequence[int]], wanted: Sequence[Range | Non
     load: dict[int, int] = {}
     sections = sorted({section for span in wanted if span is not None for section in span.sections})
     for section in sections:
-        sources = holders.get(section, ())
+        sources = frozenset(holders.get(section, ()))
+        idlest = [(load.get(member, 0), member) for member in sources]
+        heapify(idlest)
         for destination, span in enumerate(wanted):
             if span is None or section not in span or destination in sources:
                 continue
             if not sources:
                 raise NoReplica(f"section {section}: member {destination} needs it and nobody holds it")
-            source = min(sources, key=lambda member: (load.get(member, 0), member))
-            load[source] = load.get(source, 0) + 1
+            num_sent, source = idlest[0]
+            heapreplace(idlest, (num_sent + 1, source))
+            load[source] = num_sent + 1
             result.append(Transfer(section, source, destination))
     return tuple(result)
 

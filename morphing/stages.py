@@ -73,8 +73,8 @@ class StageTable:
         return to_ns(least_s + self.calibration.message_s)
 
     def ring_ns(self, size_bytes: int, ring: int) -> int:
-        """The least time of an all-reduce over `ring` workers."""
-        if ring < 2:
+        """The least time of an all-reduce over `ring` workers; 0 where there is nothing to reduce."""
+        if ring < 2 or not size_bytes:
             return 0
         least_s = min(link.allreduce_s(size_bytes, ring) for link in self._links)
         return to_ns(least_s + self.calibration.collective_s)

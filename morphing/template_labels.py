@@ -160,7 +160,7 @@ def _extend(
         stage = start * row + stop
         window = stages.window[stage]
         if window == 0:
-            break
+            continue
         place = rest * row + stop
         if fronts.number[place] == 0:
             continue

@@ -211,7 +211,7 @@ def stage_costs(
         for stop in range(start + 1, num + 1):
             fits = table.memory(start, stop, recompute, halves).window(capacity_bytes)
             if fits == 0:
-                break
+                continue
             place = start * (num + 1) + stop
             window[place] = _ANY if fits is None else fits
             times_ns = _times_ns(table, start, stop, recompute, halves)

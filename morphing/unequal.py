@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy
+
 from ..pipeline import Hop, Path, Plan, Schedule, dealt
 from .stages import StageTable
 from .templates import Template, TemplateStage, templates
@@ -99,14 +101,15 @@ def combinations(
     slowest = max(one.time_ns(num_micro_batches) for each in choices.values() for one in each)
     most_ns = slowest if most_ns is None else min(most_ns, slowest)
     counts = min(num_vms // min(choices), num_micro_batches - len(beside))
-    packed = _Packed(_done_by(choices, most_ns, num_micro_batches), num_vms, counts)
+    paces = _Paces(choices)
+    packed = _Packed(paces.done_by(most_ns, num_micro_batches), num_vms, counts)
     for count in range(1, counts + 1):
         if _suffices(packed, count, beside, most_ns, num_micro_batches):
-            yield _best(choices, num_vms, num_micro_batches, count, most_ns, precision_ns, beside)
+            yield _best(paces, num_vms, num_micro_batches, count, most_ns, precision_ns, beside)
 
 
 def _best(
-    choices: Mapping[int, Sequence[Template]],
+    paces: _Paces,
     num_vms: int,
     num_micro_batches: int,
     count: int,
@@ -116,23 +119,21 @@ def _best(
 ) -> Combination:
     """`enough`: nanoseconds that are known to do."""
     too_short = 0
-    largest = num_vms - (count - 1) * min(choices)
-    usable = {size: each for size, each in choices.items() if size <= largest}
     while enough - too_short > precision_ns:
         middle = (too_short + enough) // 2
-        packed = _Packed(_done_by(usable, middle, num_micro_batches), num_vms, count)
+        packed = _Packed(paces.done_by(middle, num_micro_batches), num_vms, count)
         if _suffices(packed, count, beside, middle, num_micro_batches):
             enough = middle
         else:
             too_short = middle
-    packed = _Packed(_done_by(usable, enough, num_micro_batches), num_vms, count)
+    packed = _Packed(paces.done_by(enough, num_micro_batches), num_vms, count)
     members = sorted(packed.members(count), key=lambda one: (-one[1].num_vms, -one[0]))
     taken = [*beside, *(template for _, template in members)]
     done = [*_each_done(beside, enough, num_micro_batches), *(done for done, _ in members)]
     shares = _trimmed(done, taken, num_micro_batches)
     for place in range(len(beside), len(taken)):  # alike in the time of the slowest pipeline
         size, share = taken[place].num_vms, shares[place]
-        taken[place] = min(choices[size], key=lambda one: one.time_ns(share))
+        taken[place] = min(paces.choices[size], key=lambda one: one.time_ns(share))
     return Combination(tuple(taken), shares)
 
 
@@ -166,13 +167,34 @@ _Done = Mapping[int, tuple[int, Template]]
 """{number of VMs: (most micro-batches that a pipeline of so many does in some time, by this template)}."""
 
 
-def _done_by(choices: Mapping[int, Sequence[Template]], time_ns: int, most: int) -> _Done:
-    found: dict[int, tuple[int, Template]] = {}
-    for size, each in choices.items():
-        number, place = max((one.done_by(time_ns), -place) for place, one in enumerate(each))
-        if number > 0:
-            found[size] = min(number, most), each[-place]
-    return found
+class _Paces:
+    """What templates do in a time, all of them at once: for hundreds of VMs there are thousands of bounds."""
+
+    def __init__(self, choices: Mapping[int, Sequence[Template]]) -> None:
+        """`choices`: {number of VMs: templates}."""
+        self.choices = choices
+        self._templates = [one for each in choices.values() for one in each]
+        self._lines = numpy.array(list(itertools.chain.from_iterable(t.lines for t in self._templates))).T
+        lengths = numpy.array([len(one.lines) for one in self._templates])
+        self._firsts = numpy.concatenate([[0], numpy.cumsum(lengths)[:-1]])
+
+    def done_by(self, time_ns: int, most: int) -> _Done:
+        """Of each number of VMs the template that does most, at most `most`; without those that do none."""
+        fixed_ns, each_ns, width, together = self._lines
+        # As `_Line.done_by`. Room for more than `most` at once makes no difference, and products stay small.
+        by_line = ((time_ns - fixed_ns + 1) * numpy.minimum(together, most) - 1) // each_ns * width
+        numbers = numpy.minimum(numpy.minimum.reduceat(by_line, self._firsts), most)
+        found: dict[int, tuple[int, Template]] = {}
+        for number, template in zip(numbers.tolist(), self._templates, strict=True):
+            if number > found.get(template.num_vms, _NOTHING)[0]:
+                found[template.num_vms] = number, template
+        return found
+
+
+_NOTHING = 0, None
+
+
+_IMPOSSIBLE = -(1 << 40)
 
 
 class _Packed:
@@ -180,33 +202,34 @@ class _Packed:
 
     def __init__(self, done: _Done, num_vms: int, counts: int) -> None:
         self._done = done
-        # By pipelines and VMs: the most micro-batches (-1: impossible), and the VMs of the last pipeline.
-        self._best = [[0] + [-1] * num_vms]
-        self._last = [[0] * (num_vms + 1)]
-        amounts = [(size, number) for size, (number, _) in done.items()]
-        for _ in range(counts):
-            before = self._best[-1]
-            best, last = [-1] * (num_vms + 1), [0] * (num_vms + 1)
-            for used, amount in enumerate(before):
-                if amount < 0:
-                    continue
-                for size, more in amounts:
-                    if used + size > num_vms:
-                        break
-                    if amount + more > best[used + size]:
-                        best[used + size], last[used + size] = amount + more, size
-            self._best.append(best)
-            self._last.append(last)
+        sizes = numpy.array(sorted(done, reverse=True), dtype=numpy.int64)
+        more = numpy.array([done[size][0] for size in sizes.tolist()], dtype=numpy.int64)
+        # By pipelines and VMs: the most micro-batches, and the VMs of the last pipeline.
+        self._best = numpy.full((counts + 1, num_vms + 1), _IMPOSSIBLE, dtype=numpy.int64)
+        self._last = numpy.zeros((counts + 1, num_vms + 1), dtype=numpy.int64)
+        self._best[0, 0] = 0
+        if not done:
+            return
+        widest = int(sizes[0])
+        places = numpy.arange(num_vms + 1)
+        before = numpy.full(widest + num_vms + 1, _IMPOSSIBLE, dtype=numpy.int64)
+        for count in range(1, counts + 1):
+            before[widest:] = self._best[count - 1]
+            found = before[places[:, None] + widest - sizes] + more
+            chosen = found.argmax(axis=1)  # of equals the largest pipeline
+            self._best[count] = numpy.where(found[places, chosen] < 0, _IMPOSSIBLE, found[places, chosen])
+            self._last[count] = sizes[chosen]
 
     def most(self, count: int) -> int:
-        return max(self._best[count])
+        """Negative where there is no way."""
+        return int(self._best[count].max())
 
     def members(self, count: int) -> list[tuple[int, Template]]:
         """(micro-batches, template) of each of `count` pipelines that do most, on the fewest VMs."""
-        used = self._best[count].index(self.most(count))
+        used = int(self._best[count].argmax())
         found = list[tuple[int, Template]]()
         for number in range(count, 0, -1):
-            size = self._last[number][used]
+            size = int(self._last[number, used])
             found.append(self._done[size])
             used -= size
         return found

@@ -18,6 +18,7 @@ from .unequal import Combination, combinations, plan_of, pool
 _TRIES = 3  # numbers of pipelines whose best combination is simulated
 _WORTH = 1.01  # of the time that is to be beaten, for even pipelines that never stand still
 _PRECISION = 2000  # combinations are found to this part of it
+_MOST_VMS = 512  # beyond, the search takes longer than a death should wait for
 
 
 def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
@@ -59,9 +60,11 @@ def devices_per_vm(options: Options) -> int | None:
         return None
     if request.pipeline_parallel_degree is not None or request.data_parallel_degree is not None:
         return None
-    sizes = set(Counter(slot.vm for slot in request.workers).values())
+    per_vm = Counter(slot.vm for slot in request.workers)
+    sizes = set(per_vm.values())
     speeds = {speed_class(slot) for slot in request.workers}
-    return sizes.pop() if len(sizes) == len(speeds) == 1 else None
+    alike = len(sizes) == len(speeds) == 1
+    return sizes.pop() if alike and len(per_vm) <= _MOST_VMS else None
 
 
 def _is_grid(combination: Combination) -> bool:

@@ -37,7 +37,7 @@ class Component:
             return None
         path = self.paths[0]
         num_frozen = sum(self.is_frozen(path, hop) for hop in path.hops)
-        return self.visits, len(path.micro_batches), num_frozen
+        return self.visits, len(path.micro_batches), num_frozen, self.window
 
     def is_frozen(self, path: Path, hop: Hop) -> bool:
         """Whether gradients reach none of the hop's sections, so that its backwards compute nothing."""

@@ -96,7 +96,8 @@ def _sum_all(
     """Simulate the all-reduces: of the losses, then of the gradients in `sum_order`. Return for each
     group when its last one ends.
 
-    Each worker runs them one after the other beside its operations. A section's begins when all its hosts
+    Each worker runs them one after the other beside its operations; a section without gradients has none. A
+    section's begins when all its hosts
     have reached it and have done their last backward of the section; that of the losses at `losses_ns`.
     """
     tallied_ns = losses_ns + _allreduce_ns(cluster, groups, LOSS_ALLREDUCE_BYTES * plan.num_micro_batches)
@@ -107,12 +108,12 @@ def _sum_all(
         for section in group.span.sections:
             hosts_of[section].append(number)
     for section in sum_order(plan):
-        numbers = hosts_of[section]
+        numbers, size_bytes = hosts_of[section], cluster.calibration.gradient_bytes[section]
         hosts = [groups[number] for number in numbers]
-        if not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
+        if not size_bytes or not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
             continue
         begin_ns = max(max(free_ns[number], groups[number].ends_ns.get(section, 0)) for number in numbers)
-        summed_ns = begin_ns + _allreduce_ns(cluster, hosts, cluster.calibration.gradient_bytes[section])
+        summed_ns = begin_ns + _allreduce_ns(cluster, hosts, size_bytes)
         closed.append(Closed(hosts, ClosingKind.GRADIENT_ALLREDUCE, section, begin_ns, summed_ns))
         for number in numbers:
             free_ns[number] = summed_ns

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..core.state import JobState
+from ..spec.job_spec import JobSpec
+from ..spec.resources import Resources
 from .outcome import Outcome, Prices, Steady, goodput, morphs
 from .planner import CachedPlanner, predicted
 from .policies import POLICIES, Policy, with_depth
@@ -31,12 +33,13 @@ def replay(
         if name not in POLICIES:
             raise ReplayError(f"policy: {name!r} is unknown; known are {', '.join(POLICIES)}")
     planner = planner or CachedPlanner()
+    scenario = replace(scenario, spec=_unbilled(scenario.spec))
     steady = _steady(scenario, planner)
 
     def run(policy: Policy) -> Outcome:
         if not policy.fixes_depth:
             return _outcome(scenario, policy, planner, steady, prices or Prices())
-        depth = fixed_depth if fixed_depth is not None else _best_depth(scenario, steady)
+        depth = fixed_depth if fixed_depth is not None else _best_depth(scenario, steady, planner)
         restricted = replace(scenario, spec=with_depth(scenario.spec, depth))
         told = replace(policy, about=f"P={depth} throughout, {policy.about}")
         return _outcome(restricted, told, planner, steady, prices or Prices())
@@ -44,8 +47,22 @@ def replay(
     return [run(POLICIES[name]) for name in policies]
 
 
-def _best_depth(scenario: Scenario, steady: Steady | None) -> int:
-    """P of the best plan for `max_nodes` VMs."""
+def _unbilled(spec: JobSpec) -> JobSpec:
+    """The job on VMs that nobody bills: who comes and goes is the trace's, and no offer is made."""
+    resources = spec.resources
+    kept = {name: getattr(resources, name) for name in _OF_VMS}
+    return spec.model_copy(update={"resources": Resources(provider="local", **kept)})
+
+
+_OF_VMS = ("min_nodes", "max_nodes", "workers_per_node", "threads", "device_memory")
+
+
+def _best_depth(scenario: Scenario, steady: Steady | None, planner: CachedPlanner) -> int:
+    """P of the best grid for `max_nodes` VMs."""
+    if scenario.spec.parallelism.unequal_pipelines != "off":
+        parallelism = scenario.spec.parallelism.model_copy(update={"unequal_pipelines": "off"})
+        spec = scenario.spec.model_copy(update={"parallelism": parallelism})
+        steady = _steady(replace(scenario, spec=spec), planner)
     if steady is None:
         vms = scenario.spec.resources.max_nodes
         raise ReplayError(f"resources.max_nodes: there is no plan for {vms} VMs, so no depth to fix")

@@ -6,17 +6,18 @@ begins at once; the other's workers first load what they lack. `worths` says whi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from ...pipeline import Plan, Range, Schedule
-from ...simulator import Calibration, simulate
+from ...simulator import Calibration, Sizes, simulate
 from ..placement import Slot
 from ..recovery import transfers
 from ..request import Candidate, Choice, Infeasible, Request
-from ..reroute import Rerouted, reroute
+from ..reroute import reroute
 from ..risk import Prospect, prospect
+from ..stages import stage_table
 
 _WINDOWS = (4, 3, 2)  # times P, where the window of before takes too much memory, as in `choose`
 
@@ -49,7 +50,7 @@ def rerouted(request: Request, before: Before) -> Choice | Infeasible | None:
         return found
     used = [slots[before.workers[rank]] for rank in found.survivors]
     tried: list[Candidate] = []
-    for window in _windows(found):
+    for window in _windows(request, found.plan, used):
         choice = _simulated(request, replace(found.plan, window=window), used)
         tried.append(choice.candidate)
         if choice.candidate.rejected is None:
@@ -115,29 +116,58 @@ def saved_bytes(calibration: Calibration) -> Sequence[int]:
     ]
 
 
-def _windows(found: Rerouted) -> list[int | None]:
-    """The window of before, then narrower ones."""
-    plan = found.plan
+def _windows(request: Request, plan: Plan, slots: Sequence[Slot]) -> list[int | None]:
+    """The window of before, or one that bounds what survivors have in flight where their share does not fit;
+    then narrower ones."""
     depth = max(len(path.hops) for path in plan.paths)
-    widest = math.inf if plan.window is None else plan.window
     if plan.schedule is not Schedule.VARUNA:
         return [plan.window]
-    narrower = [times * depth for times in _WINDOWS]
-    return [plan.window, *(window for window in narrower if window < min(widest, plan.num_micro_batches))]
+    widest = _room(request, plan, slots) if plan.window is None else plan.window
+    most = plan.num_micro_batches if widest is None else min(widest, plan.num_micro_batches)
+    return [widest, *(times * depth for times in _WINDOWS if times * depth < most)]
+
+
+def _room(request: Request, plan: Plan, slots: Sequence[Slot]) -> int | None:
+    """How many micro-batches in flight every worker has memory for; None: for all of its share. A simulation
+    alone does not tell, since a worker that waits for gradients runs more forwards."""
+    calibration = _on_its_device(request.calibration, plan)
+    table, sizes = stage_table(calibration, plan.schedule), Sizes(calibration)
+    shares, feeders = [0] * plan.num_workers, [set[int]() for _ in plan.ranges]
+    for path in plan.paths:
+        for hop in path.hops:
+            shares[hop.worker] += len(path.micro_batches)
+        for before, hop in pairwise(path.hops):
+            feeders[hop.worker].add(before.worker)
+    short: list[int] = []
+    for rank, (span, has) in enumerate(zip(plan.ranges, _capacities(request, slots), strict=True)):
+        needs = table.memory(span.start, span.stop, plan.recompute, plan.has_halves)
+        # Where several workers send, a window's worth of each may wait.
+        waiting = max(0, len(feeders[rank]) - 1) * sizes.inputs(span)
+        room = replace(needs, each_bytes=needs.each_bytes + waiting).window(has)
+        if room is not None and room < shares[rank]:
+            short.append(room)
+    return max(1, min(short)) if short else None
+
+
+def _on_its_device(calibration: Calibration, plan: Plan) -> Calibration:
+    return calibration.with_optimizer_on_host() if plan.optimizer_on_host else calibration
+
+
+def _capacities(request: Request, slots: Sequence[Slot]) -> list[int]:
+    return [min(slot.memory_bytes, request.memory_limit_bytes or slot.memory_bytes) for slot in slots]
 
 
 def _simulated(request: Request, plan: Plan, slots: Sequence[Slot]) -> Choice:
-    calibration = request.calibration
     step = simulate(
         plan,
-        calibration.with_optimizer_on_host() if plan.optimizer_on_host else calibration,
+        _on_its_device(request.calibration, plan),
         vm_of=[slot.vm for slot in slots],
         slowdown=[slot.slowdown for slot in slots],
         seed=request.seed,
         timeline=False,
     )
-    capacity = [min(slot.memory_bytes, request.memory_limit_bytes or slot.memory_bytes) for slot in slots]
-    short = [need for need, has in zip(step.peak_bytes, capacity, strict=True) if need > has]
+    needs = zip(step.peak_bytes, _capacities(request, slots), strict=True)
+    short = [need for need, has in needs if need > has]
     stages = max(len(path.hops) for path in plan.paths)
     replicas = max(len(plan.hosts(section)) for section in range(plan.num_sections))
     row = Candidate(

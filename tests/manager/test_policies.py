@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from makara.manager.replay import POLICIES, Outcome, replay
 from makara.manager.replay.markets import MARKETS, trace_of
 from makara.manager.replay.policies.bamboo import with_successors
 from makara.manager.replay.policies.oobleck import regrouped
+from makara.manager.spec.resources import Resources
 from makara.morphing import reroute, stage_table
 from makara.morphing.reroute import Rerouted
 from makara.morphing.unequal import pool, shared
@@ -40,6 +42,28 @@ def test_every_policy_plays_a_random_trace_and_accounts_for_all_of_its_time(seed
     for one in outcomes:
         assert sum(one.seconds.values()) == pytest.approx(one.wall_s)
         assert one.steps > 0
+
+
+def test_every_policy_plays_a_job_of_a_cloud_whose_pipelines_may_be_unequal() -> None:
+    """Found: no VM was ever asked for, and `fixed` took the depth of unequal pipelines for that of a grid."""
+    given = scenario(adds(7), hours=0.2, max_nodes=7)
+    spec = given.spec
+    resources = Resources(
+        provider="aws", region="r", instance_type="small", max_nodes=7, device_memory=200, budget=5.0
+    )
+    parallelism = spec.parallelism.model_copy(update={"unequal_pipelines": "auto"})
+    cloudy = spec.model_copy(update={"resources": resources, "parallelism": parallelism})
+    for one in replay(replace(given, spec=cloudy), tuple(POLICIES)):
+        assert one.steps > 0, one.policy
+        assert one.most_vms == 7
+
+
+def test_oobleck_uses_templates_where_vms_have_several_devices() -> None:
+    given = scenario(adds(5) + "1000000,remove,n3\n", hours=0.5, workers_per_node=2)
+    resources = given.spec.resources.model_copy(update={"device_memory": 130})  # three workers at least
+    given = replace(given, spec=given.spec.model_copy(update={"resources": resources}))
+    (outcome,) = replay(given, ("oobleck",))
+    assert [one.after for one in outcome.morphs] == ["6+4", "4x2"]
 
 
 def after_a_death(policy: str, nodes: int = 6) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -187,7 +188,10 @@ def test_transfers_bring_each_member_what_it_lacks(
     holders = {section: tuple(sorted(held.get(section, {0}))) for section in range(K)}
     sent = transfers(holders, wanted)
     assert list(sent) == sorted(sent, key=lambda one: (one.section, one.destination))
-    assert all(one.source in holders[one.section] for one in sent)
+    load = Counter[int]()
+    for one in sent:
+        assert one.source == min(holders[one.section], key=lambda member: (load[member], member))
+        load[one.source] += 1
     lacking = {
         (section, member)
         for member, span in enumerate(wanted)

@@ -26,7 +26,8 @@ def random_case(seed: int) -> tuple[Calibration, int, int, int]:
         return tuple(float(rng.randint(1, most)) for _ in range(num))
 
     def sizes() -> tuple[int, ...]:
-        return tuple(rng.randint(0, 9) for _ in range(num - 1))
+        """Some larger than what is kept of the sections: then a longer stage may need less memory."""
+        return tuple(rng.randint(0, rng.choice([9, 30])) for _ in range(num - 1))
 
     calibration = uniform(
         num,

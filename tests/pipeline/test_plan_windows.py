@@ -9,6 +9,7 @@ import pytest
 from calibrations import uniform
 from makara.morphing import Rerouted, TemplateStage, plan_of, reroute
 from makara.pipeline import InvalidPlan, Kind, Plan, Range, grid
+from makara.pipeline.schedules import orders
 from makara.simulator import simulate
 from plans import World
 
@@ -45,6 +46,13 @@ def test_each_pipeline_keeps_to_its_window(windows: tuple[int | None, ...]) -> N
         found = most_in_flight(plan, seed)
         assert all(most <= limit for most, limit in zip(found, limits, strict=True))
         assert max(found[:3]) == limits[0], "the wider one is used"
+
+
+def test_the_order_of_a_pipeline_is_not_that_of_one_with_another_window() -> None:
+    pair = [TemplateStage(Range(0, 3), 1), TemplateStage(Range(3, 6), 1)]
+    plan = plan_of([pair, pair], (12, 12), windows=(12, 2))
+    assert orders(plan)[2] == orders(plan, {2})[2]
+    assert orders(plan)[0] == orders(plan, {0})[0]
 
 
 def test_a_wider_window_of_one_pipeline_makes_the_step_shorter() -> None:

@@ -148,6 +148,17 @@ def test_optimizer_state_on_the_host_takes_no_memory_of_the_device() -> None:
     assert [a - b for a, b in zip(here, there, strict=True)] == [60, 40]
 
 
+def test_sections_without_gradients_wait_for_no_allreduce() -> None:
+    far = Link(latency_s=1.0, bytes_per_s=1e9)
+    plan = grid([Range(0, 4)], 4, 8)
+    frozen, alone = (
+        simulate(plan, uniform(4, **frozen_beginning(4, number), inter_vm=far)) for number in (3, 0)
+    )
+    sections = [one.section for one in frozen.closings if one.kind is ClosingKind.GRADIENT_ALLREDUCE]
+    assert set(sections) == {3}
+    assert frozen.time_s < alone.time_s - 3 * 6
+
+
 def test_a_frozen_beginning_is_not_recomputed_and_keeps_no_activations() -> None:
     calibration = uniform(4, **frozen_beginning(4, 2), backward_s=(0.0, 0.0, 2.0, 2.0))
     whole, frozen = (

@@ -75,17 +75,19 @@ def _chosen(request: Request) -> Choice | Infeasible:
     """The fastest grid whose workers have room for two ranges."""
     calibration, found = request.calibration, Infeasible("no worker has room for two ranges")
     for times in _STATES:
-        states = tuple(round(times * size_bytes) for size_bytes in calibration.state_bytes)
-        roomy = replace(
-            request, calibration=replace(calibration, state_bytes=states), unequal_pipelines="off"
+        states, optimizers = (
+            tuple(round(times * size_bytes) for size_bytes in sizes)
+            for sizes in (calibration.state_bytes, calibration.optimizer_bytes)
         )
-        answer = choose(roomy)
+        larger = replace(calibration, state_bytes=states, optimizer_bytes=optimizers)
+        answer = choose(replace(request, calibration=larger, unequal_pipelines="off"))
         if isinstance(answer, Infeasible):
             return answer
         plan = with_successors(answer.plan)
         slots = {slot.worker: slot for slot in request.workers}
         used = [slots[worker] for worker in answer.workers]
-        step = simulate(plan, calibration, vm_of=[slot.vm for slot in used], timeline=False)
+        own = calibration.with_optimizer_on_host() if plan.optimizer_on_host else calibration
+        step = simulate(plan, own, vm_of=[slot.vm for slot in used], timeline=False)
         limit = request.memory_limit_bytes
         capacity = [min(slot.memory_bytes, limit or slot.memory_bytes) for slot in used]
         if all(need <= has for need, has in zip(step.peak_bytes, capacity, strict=True)):

@@ -7,6 +7,7 @@ takes a worker of the largest pipeline (borrow), or joins the smallest (merge). 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from ....morphing import Choice, Infeasible, Request
 from ....morphing.search_space import Mode, Options
 from ....morphing.unequal import Combination, combinations, pool, shared
 from ....morphing.unequal_search import played
-from ....pipeline import Plan
+from ....pipeline import Plan, components
 from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState, vm_of
@@ -45,13 +46,13 @@ def regrouped(sizes: Sequence[int], least: int) -> tuple[int, ...]:
 
 
 def _answer(planner: CachedPlanner, state: JobState, command: ComputePlan, now: float) -> PlanComputed:
-    sizes = _left(state, command)
-    if len({slot.vm for slot in command.workers}) < len(command.workers):
+    sizes, per_vm = _left(state, command), _devices_per_vm(command)
+    if per_vm is None:  # templates are for VMs that are alike
         return fastest_grid(planner, state, command, now)
 
     def compute() -> PlanComputed:
         request = replace(request_of(state, command.workers, command.generation), risk=None)
-        found = _pipelines(request, sizes)
+        found = _pipelines(request, sizes, per_vm)
         if isinstance(found, Infeasible):  # too few for a pipeline without optimizer offload
             return fastest_grid(planner, state, command, now)
         return PlanComputed(
@@ -71,30 +72,39 @@ def _left(state: JobState, command: ComputePlan) -> tuple[int, ...] | None:
     if not state.hosts_plan or not command.asked <= {incarnation.worker for incarnation in state.hosts}:
         return None
     plan, ranks = Plan.from_json(state.hosts_plan), [worker for worker, _ in state.hosts]
-    pipelines = {frozenset(ranks[hop.worker] for hop in path.hops) for path in plan.paths}
+    pipelines = [{ranks[worker] for worker in each.workers} for each in components(plan)]
     sizes = [len({vm_of(worker) for worker in each & command.asked}) for each in pipelines]
     return tuple(sorted(sizes, reverse=True))
 
 
-def _pipelines(request: Request, sizes: Sequence[int] | None) -> Choice | Infeasible:
+def _devices_per_vm(command: ComputePlan) -> int | None:
+    """None: not the same number on all."""
+    sizes = set(Counter(slot.vm for slot in command.workers).values())
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _pipelines(request: Request, sizes: Sequence[int] | None, per_vm: int) -> Choice | Infeasible:
     """The best of pipelines of these sizes, re-formed by the rules; None: of any."""
     options, best = Options(request, on_host=False), None
     for mode in options.modes:
-        for combination in _combinations(options, mode, sizes):
+        for combination in _combinations(options, mode, sizes, per_vm):
             found = played(options, combination, mode)
             if found is not None and (best is None or found.predicted_s < best.predicted_s):
                 best = found
     return best or Infeasible("no template fits")
 
 
-def _combinations(options: Options, mode: Mode, sizes: Sequence[int] | None) -> Sequence[Combination]:
-    num_vms, num = len(options.request.workers), options.request.num_micro_batches
+def _combinations(
+    options: Options, mode: Mode, sizes: Sequence[int] | None, per_vm: int
+) -> Sequence[Combination]:
+    num_workers, num = len(options.request.workers), options.request.num_micro_batches
+    num_vms = num_workers // per_vm
     choices = pool(
         options.table,
         num,
         num_vms,
-        1,
-        options.capacity(num_vms),
+        per_vm,
+        options.capacity(num_workers),
         recompute=mode.recompute,
         halves=mode.halves,
     )

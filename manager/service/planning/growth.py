@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
 from ....morphing import Infeasible, choose, copies_of
 from ...core.alternatives import Alternative
-from ...core.commands import ComputeGrowth
+from ...core.commands import ComputeGrowth, DeathRisk, WorkerSlot
 from ...core.events import GrowthComputed
 from ...core.state import JobState
 from .requests import request_of
@@ -71,7 +71,7 @@ def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | No
         for slot in command.more
     ]
     workers = (*command.workers, *more)
-    request = replace(request_of(state, workers, generation=0, risk=command.risk), holding={})
+    request = replace(request_of(state, workers, generation=0, risk=_risk(command, workers)), holding={})
     found = choose(request)
     if isinstance(found, Infeasible):
         return None
@@ -84,6 +84,15 @@ def _offer(state: JobState, command: ComputeGrowth, num_more: int) -> Offer | No
         change_s=command.change_s,
         runs=num_more == 0,
     )
+
+
+def _risk(command: ComputeGrowth, workers: Sequence[WorkerSlot]) -> DeathRisk | None:
+    """As it is known for the VMs that are there; of more VMs as many more are lost."""
+    risk, known = command.risk, {slot.vm for slot in command.workers}
+    if risk is None or not known:
+        return risk
+    times = len({slot.vm for slot in workers}) / len(known)
+    return risk.model_copy(update={"losses_per_s": risk.losses_per_s * times})
 
 
 def _has_copies(offer: Offer | None) -> bool:
