@@ -205,6 +205,20 @@ def test_a_stop_of_a_job_whose_head_another_manager_has_opened_says_what_is_lost
     assert script.last(JobEnded).reason.startswith(reason)
 
 
+def test_a_head_that_is_still_another_managers_is_not_taken_over_by_trying_again() -> None:
+    script = Script()
+    script.start(2)
+    script.prepare()
+    differs(script, "ahead", 7, ref(90, 7))
+    resume(script, Resumption.AGAIN)
+    script.wait(1.0)
+    script.answer(2, 1)
+    script.prepare()
+    command = script.last(OpenHead)
+    assert command.generation == 8
+    assert (command.opened, command.tried) == (0, 1)
+
+
 def test_what_a_head_lacks_is_not_expected_again_once_a_person_accepts_it() -> None:
     script = Script()
     workers = morphing(script)

@@ -85,7 +85,8 @@ def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
 
 
 def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
-    """Generations go on above the head's, whoever opened that."""
+    """Generations go on above the head's, whoever opened that. To try again accepts nothing: a head that is
+    still another's is found to be so again."""
     state = renting.without_not_joined(state).changed(
         waiting=None,
         answered=fact.how,
@@ -95,7 +96,6 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         refusals=MappingProxyType({}),
         enough=None,
         last_generation=max(state.last_generation, fact.head_generation),
-        head_generation=max(state.head_generation, fact.head_generation),
     )
     if state.recipe is not None and (fact.how is Resumption.RESTART or state.progress_step == 0):
         # No step was made with the old bits that those to come would have to match.
@@ -109,6 +109,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         # What the head lacks is no more believed when a worker reports it.
         retired=max([state.retired, *map(order_of, state.published)]),
         base=None,
+        head_generation=max(state.head_generation, fact.head_generation),
         opened_generation=fact.head_generation,
         # A generation whose head it is goes on from what its workers hold, whatever the head lists.
         discarded=max(state.discarded, state.last_generation if restarts else fact.head_generation - 1),
