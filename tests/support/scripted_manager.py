@@ -94,8 +94,7 @@ class Manager:
             manager_url=f"http://127.0.0.1:{self._port}",
             join_token="join-me",
             directory=str(self.folder),
-            device_kind="cpu",
-            **self._boot,
+            **{"device_kind": "cpu", **self._boot},
         )
 
     async def order(self, action: str = "idle", **changes: Any) -> int:

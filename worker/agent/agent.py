@@ -34,7 +34,7 @@ from ...protocol.messages import (
 )
 from .bundles import BadBundle, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
-from .devices import find_devices
+from .devices import environment_of_device, find_devices
 from .ending import end_vm
 from .logs import BoundedLogs
 from .notices import watcher_of
@@ -73,9 +73,10 @@ class Agent:
                 metrics=self._add_metrics,
                 died=lambda last: self._deaths.add(last_words(last)),
                 user=self._user,
+                device=environment_of_device(device.kind, index),
                 num_earlier=earlier * INCARNATIONS,
             )
-            for index in range(len(self._devices))
+            for index, device in enumerate(self._devices)
         ]
         self._broken_setup: Failure | None = None
         self._ordered = asyncio.Event()

@@ -63,9 +63,11 @@ class TrainerProcess:
         metrics: Callable[[StepMetrics], None],
         died: Callable[[WorkerReport], None],
         user: CodeUser,
+        device: Mapping[str, str],
         num_earlier: int = 0,
     ) -> None:
-        """`num_earlier`: the number of incarnations that earlier agents may have had."""
+        """`device`: the variables that show it its device alone, whatever the job's own say. `num_earlier`:
+        the number of incarnations that earlier agents may have had."""
         self.worker = worker
         self.report = WorkerReport(worker=worker, incarnation=num_earlier, phase=Phase.STARTING)
         self.progress = Progress()
@@ -75,6 +77,7 @@ class TrainerProcess:
         self._metrics = metrics
         self._died = died
         self._user = user
+        self._device = device
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._orders: Orders | None = None
@@ -212,6 +215,7 @@ class TrainerProcess:
                     env={
                         **ALLOCATOR,
                         **inherited(self._user.environment(os.environ), environment),
+                        **self._device,
                         MARK: self._mark,
                     },
                     cwd=bundle,

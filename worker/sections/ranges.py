@@ -35,7 +35,8 @@ Accumulate = Callable[[int, str, Tensor], None]
 
 def configure_torch(threads: int, numerics: Literal["exact", "fast"]) -> None:
     """Set the torch options that all trainers of a job share. With `exact`, torch raises an error naming any
-    operation without a deterministic algorithm."""
+    operation without a deterministic algorithm. cuBLAS needs no CUBLAS_WORKSPACE_CONFIG for that: torch gives
+    it a workspace for each handle and stream (pytorch/pytorch#161749)."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(numerics == "exact")
     deterministic: Any = torch.utils.deterministic  # a module that holds a property
