@@ -277,6 +277,27 @@ def test_the_learning_rate_follows_the_schedule() -> None:
     assert rates == [3e-3 * factor for factor in (0.25, 0.5, 0.75, 1.0, 1.0)]
 
 
+def test_a_rate_that_all_sections_share_as_a_tensor_is_the_initial_one_of_each() -> None:
+    base, chain = gpt()
+    shared = torch.tensor(1e-2)
+    training = replace(
+        base,
+        optimizer=lambda named: torch.optim.AdamW(
+            [{"params": named[:1]}, {"params": named[1:]}], lr=shared, foreach=False
+        ),
+        schedule=lambda step: (step / 4, step / 2),
+    )
+    rates: list[float] = []
+    for index in range(2):
+        section = SectionRuntime(chain, index, training, 3)
+        section.set_lr(2)
+        assert section.optimizer is not None
+        rates += [float(group["lr"]) for group in section.optimizer.param_groups]
+        section.apply(0, {name: torch.zeros_like(p) for name, p in section.trainable.items()})
+    assert rates == pytest.approx([0.5e-2, 1e-2] * 2)
+    assert float(shared) == pytest.approx(1e-2)
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [

@@ -15,9 +15,15 @@ Schedule = Callable[[int], float | Sequence[float]]
 
 
 class LearningRates:
-    """Sets an optimizer's learning rates. `schedule`: a factor for all groups, or one for each of them."""
+    """Sets an optimizer's learning rates. `schedule`: a factor for all groups, or one for each of them.
+
+    A rate that is a tensor becomes the group's own: the user's may belong to other sections' groups as well.
+    """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule | None) -> None:
+        for group in optimizer.param_groups:
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"] = group["lr"].detach().clone()
         self._optimizer = optimizer
         self._schedule = schedule
         self._initial = [_number(group["lr"]) for group in optimizer.param_groups if "lr" in group]
