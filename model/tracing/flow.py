@@ -23,14 +23,13 @@ def gradient_flow(graph: fx.Graph, trainable: Iterable[str]) -> set[fx.Node]:
     return flow.nodes
 
 
-def reached_parameters(graph: fx.Graph, candidates: Iterable[str]) -> set[str]:
-    """The placeholders among `candidates` to which a gradient flows from the graph's outputs."""
-    flowing = gradient_flow(graph, candidates)
-    reached: set[fx.Node] = set()
-    storages: set[int] = set()
+def reached_parameters(graph: fx.Graph, flowing: set[fx.Node], outputs: set[fx.Node]) -> set[str]:
+    """The placeholders to which a gradient flows from these outputs of the graph, through `flowing`."""
+    reached = set(outputs)
+    storages = {storage_of(node) or 0 for node in outputs}
     for node in reversed(graph.nodes):
         writes = any(storage_of(target) in storages - {0} for target in written(node))
-        if node.op != "output" and not (node in flowing and (node in reached or writes)):
+        if not (node in flowing and (node in reached or writes)):
             continue
         for used in node.all_input_nodes:
             if used in flowing:

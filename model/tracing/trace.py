@@ -11,7 +11,7 @@ Uses torch.export in non-strict mode: checked with torch 2.13.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -28,10 +28,11 @@ from ..training import Training, build_module, call_user_code, set_training_mode
 from .calling import forward_call
 from .constants import settle_constants
 from .exporting import export
-from .flow import reached_parameters
+from .flow import gradient_flow, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .initialise import Recording, record, tied_names
+from .loss import outputs_with_gradient
 from .recurrent import split_layers
 from .regions import flatten
 from .scan import refuse_unheld
@@ -111,7 +112,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
         fakes = {name: torch.empty(batch[name].shape, dtype=batch[name].dtype) for name in call.inputs}
     with autocast("cpu", precision):  # so that fake tensors have the types that autocast gives
         program = export(model, call.arguments(fakes), recording.fake_mode)
-        return _describe(program, model, recording, m, training.average_buffers, precision, evaluating)
+        return _describe(program, model, recording, m, training, batch, precision, evaluating)
 
 
 def _describe(
@@ -119,7 +120,8 @@ def _describe(
     model: nn.Module,
     recording: Recording,
     m: int,
-    average_buffers: Sequence[str],
+    training: Training,
+    batch: Mapping[str, Tensor],
     precision: Precision,
     evaluating: tuple[str, ...],
 ) -> TracedModel:
@@ -138,12 +140,14 @@ def _describe(
     split_layers(program.graph, precision)
     changes = isolate(program.graph, buffers)
     successors = functionalise(program.graph, {**parameters, **buffers, **constants}, inputs)
-    updates = settle(program.graph, changes, successors, inputs, average_buffers)
+    updates = settle(program.graph, changes, successors, inputs, training.average_buffers)
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= dict(model.named_buffers())
     held = program.constants
     tensors |= {name: value for name in constants.values() if isinstance(value := held[name], Tensor)}
-    reached = reached_parameters(program.graph, wanted)
+    flowing = gradient_flow(program.graph, wanted)
+    outputs = outputs_with_gradient(training.loss, program.graph, out_spec, batch, flowing)
+    reached = reached_parameters(program.graph, flowing, outputs)
     traced = TracedModel(
         graph=program.graph,
         owner=program.graph_module,

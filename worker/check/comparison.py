@@ -76,6 +76,7 @@ class Comparison:
 
     def run(self) -> None:
         sound = self._compare_losses() and self._compare_gradients()
+        self._note_zeros()
         self._compare_buffers()
         last = next((s.trainable for s in reversed(self._chain.sections) if s.trainable), ())
         if sound and last:
@@ -152,6 +153,18 @@ class Comparison:
             "Express it with differentiable operations in forward",
         )
         return False
+
+    def _note_zeros(self) -> None:
+        """Where the loss looks at values, all outputs are taken to be used (`model.tracing.loss`)."""
+        ours, theirs = self._ours.gradients, self._theirs.gradients
+        names = [name for name in ours if name not in theirs and not ours[name].any()]
+        if names:
+            self._report.notes.append(
+                f"no gradient reaches {some(names)} in your module as it is, so an optimizer leaves them "
+                "alone. In pieces their gradient is zero, and weight decay moves them: the loss looks at "
+                "values, so that which outputs it uses is not known beforehand. Freeze them "
+                "(requires_grad_(False)) if they are not to be trained"
+            )
 
     def _compare_buffers(self) -> None:
         theirs = self._theirs.buffers
