@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.sections import halves
-from makara.worker.sections.ranges import configure_torch
+from makara.worker.sections.ranges import RangeRuntime, configure_torch
 from makara.worker.sections.runtime import SectionOutput, SectionRuntime, WeightsLater
 from models import VOCABULARY, next_token_loss, tied_gpt
 from torch import Tensor, nn
@@ -65,6 +66,75 @@ def expect_same_bits(training: Training, precision: Precision = "fp32") -> int:
         assert one.keys() == other.keys()
         assert all(same_bits(one[name], other[name]) for name in one)
     return num_split
+
+
+class Rounded(torch.autograd.Function):
+    """A product whose gradients are rounded up or down at random."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        into_x, into_weight = gradients[0] @ weight, gradients[0].flatten(0, -2).T @ x.flatten(0, -2)
+        return _rounded(into_x), _rounded(into_weight)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    return torch.floor(x * 4096 + torch.rand_like(x)) / 4096
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for layer in self.layers:
+            x = torch.dropout(torch.tanh(Rounded.apply(x, layer.weight)), 0.1, self.training)
+        return self.head(x)
+
+
+def test_random_numbers_of_a_backward_do_not_depend_on_halves() -> None:
+    expect_same_bits(replace(tied_gpt(), model=Noisy))
+
+
+def test_random_numbers_of_a_backward_do_not_depend_on_what_ran_before() -> None:
+    training = replace(tied_gpt(), model=Noisy)
+    traced = trace(training, M, SEED)
+    chain = split(traced, choose_cuts(traced, 2))
+    batches = Batches(training.dataset(), SEED, 2 * M, M)
+
+    def gradients(*, forwards_first: bool, recompute: bool) -> dict[str, Tensor]:
+        runtime = RangeRuntime(chain, training, SEED)
+        for index in range(chain.num_sections):
+            runtime.host(index)
+        found: dict[str, Tensor] = {}
+        for micro_batch in range(2):
+            batch = batches.micro_batch(0, micro_batch)
+            runtime.forward(0, micro_batch, 0, chain.num_sections, {}, batch, keep=not recompute)
+            if forwards_first:
+                continue
+            if recompute:
+                runtime.recompute(micro_batch, 0)
+            runtime.backward(micro_batch, 0, {}, lambda _, n, g, i=micro_batch: found.update({f"{i} {n}": g}))
+        for micro_batch in range(2 if forwards_first else 0):
+            runtime.backward(micro_batch, 0, {}, lambda _, n, g, i=micro_batch: found.update({f"{i} {n}": g}))
+        return found
+
+    one = gradients(forwards_first=False, recompute=False)
+    for other in (
+        gradients(forwards_first=True, recompute=False),
+        gradients(forwards_first=False, recompute=True),
+    ):
+        assert one.keys() == other.keys()
+        assert all(same_bits(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", ZOO)

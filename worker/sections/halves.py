@@ -6,7 +6,8 @@ where parameters branch off; W runs each of those nodes once more, for its param
 that a whole backward runs is run once, on the same values, and the bits are the same.
 
 That takes a parameter that branches off at one node by one way, and a node that computes the two apart. A
-section in which some parameter is used twice, or with a fused recurrent network, cannot be split.
+section in which some parameter is used twice, or with a fused recurrent network, cannot be split. Nor can one
+with an `autograd.Function`: its backward may draw random numbers, and would draw others in I and in W.
 
 torch splits backwards too (torch.distributed.pipelining, private), by another rule: it runs W for all uses of
 a parameter at once, which goes through parts of the spine again.
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from . import engine
@@ -53,9 +55,11 @@ class PendingWeights:
 
 
 class CannotSplit(Exception):
-    """Of the parameter that is named, the gradient cannot be computed apart from those of the inputs."""
+    """Of the parameter or by the function that is named, gradients cannot be computed apart from those of the
+    inputs."""
 
 
+_OPERATOR = "GeneratedBackwardFor"  # begins names of nodes of operators, which a tag says to draw, if they do
 _FUSED = "Rnn"  # in names of nodes that compute all gradients at once: RNN, LSTM and GRU of any library
 
 
@@ -64,6 +68,8 @@ def find_split(roots: Sequence[Tensor], leaves: Iterable[Tensor], parameters: Ma
     walk, nodes = _walk([edge_of(root).node for root in roots])
     incoming: dict[Node, list[tuple[Node, int]]] = {node: [] for node in nodes}
     for node in nodes:
+        if isinstance(node, BackwardCFunction) and not node.name().startswith(_OPERATOR):
+            raise CannotSplit(node.name())
         for child, output in node.next_functions:
             if child is not None:
                 incoming[child].append((node, output))

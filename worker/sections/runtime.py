@@ -34,9 +34,10 @@ from .state import Scalar, load_section_state, section_state
 
 @dataclass(slots=True)
 class Saved:
-    """What a section's backward needs from its forward: `leaves`, the inputs that need a gradient, and
-    `results`, the outputs that receive one."""
+    """What a section's backward needs from its forward, of `call` = (step, micro-batch): `leaves`, the inputs
+    that need a gradient, and `results`, the outputs that receive one."""
 
+    call: tuple[int, int]
     leaves: dict[str, Tensor]
     results: dict[str, Tensor]
     loss: Tensor | None
@@ -152,7 +153,7 @@ class SectionRuntime:
                 raise
             own, updates = self._without_updates(returned)
             if self._last:
-                return self._finish(own, batch, leaves, updates)
+                return self._finish(own, (step, micro_batch), batch, leaves, updates)
             results: dict[str, Tensor] = {}
             outputs: dict[str, Tensor] = {}
             for (name, dtype), value in zip(self._outputs, own, strict=True):
@@ -160,7 +161,7 @@ class SectionRuntime:
                 outputs[name] = canonical(result.detach())
                 if result.requires_grad:
                     results[name] = result
-        return SectionOutput(outputs, None, Saved(leaves, results, None), updates)
+        return SectionOutput(outputs, None, Saved((step, micro_batch), leaves, results, None), updates)
 
     def backward(
         self, saved: Saved, gradients: Mapping[str, Tensor]
@@ -173,6 +174,8 @@ class SectionRuntime:
         wanted = [*leaves.values(), *self.trainable.values()]
         found: Sequence[Tensor | None] = [None] * len(wanted)
         if roots and wanted:
+            # A custom function may draw; one that does is not in a backward in halves (`halves.find_split`).
+            seed_device(self._device, seed64("backward", self._seed, *saved.call, self.info.index))
             with _users_backward():
                 found = engine.gradients(roots, seeds, wanted)
         own = zip(self.trainable, found[len(leaves) :], strict=True)
@@ -335,6 +338,7 @@ class SectionRuntime:
     def _finish(
         self,
         results: list[Any],
+        call: tuple[int, int],
         batch: Mapping[str, Tensor],
         leaves: dict[str, Tensor],
         updates: dict[str, Tensor],
@@ -346,7 +350,8 @@ class SectionRuntime:
         if not isinstance(total, Tensor) or total.numel() != 1:
             raise UserCodeError("Training.loss: expected a scalar tensor (a mean) or (sum, weight)")
         piece = Piece(float(total.detach()), float(weight))
-        return SectionOutput({}, piece, Saved(leaves, {}, total if total.requires_grad else None), updates)
+        saved = Saved(call, leaves, {}, total if total.requires_grad else None)
+        return SectionOutput({}, piece, saved, updates)
 
 
 def _of_inputs(leaves: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[str, Tensor]:
