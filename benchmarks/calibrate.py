@@ -12,6 +12,7 @@ import torch
 from makara.model.partition.partition import Sections
 from makara.model.training import Training
 from makara.simulator import Calibration, Link
+from makara.simulator.calibration.assembly import tied_sums_of
 from makara.worker.profiling.section import LEAST_REPEATS, Conditions, measure_section
 from makara.worker.profiling.subject import batch_of, layout_of
 from makara.worker.profiling.wires import loopback
@@ -45,7 +46,7 @@ def calibrate(
         repeats=repeats,
         section_s=_SECTION_S,
     )
-    layout = layout_of(chain)
+    layout = layout_of(chain, numerics)
     batch = batch_of(training, seed, layout.microbatch_size)
     rows = [measure_section(chain, index, batch, conditions) for index in range(chain.num_sections)]
     link = loopback().link if inter_vm is None or intra_vm is None else None
@@ -56,6 +57,7 @@ def calibrate(
         **sizes,
         cut_bytes=tuple(layout.cut_bytes),
         grad_cut_bytes=tuple(layout.grad_cut_bytes),
+        tied_sums=tied_sums_of(layout),
         inter_vm=inter_vm or cast(Link, link),
         intra_vm=intra_vm or cast(Link, link),
         device_kind=torch.device(device).type,

@@ -122,7 +122,7 @@ class AllReduceCosts:
         self._replicas = replicas
         self._tally_bytes = LOSS_ALLREDUCE_BYTES * num_micro_batches
         self._ring_ns = table.ring_ns
-        sizes = table.calibration.gradient_bytes
+        sizes = table.calibration.own_gradient_bytes
         self.sums_ns = list(accumulate((self._ring_ns(size, replicas) for size in sizes), initial=0))
         """Entry k: the total of the sections before k."""
 
@@ -226,8 +226,9 @@ def _parts(
 
 def _sums(table: StageTable, stages: Sequence[Range], parts: Sequence[_Part]) -> list[_Sums]:
     alike: dict[tuple[int, ...], list[tuple[Range, _Part]]] = {}
+    own = table.calibration.own_gradient_bytes
     for span, part in zip(stages, parts, strict=True):
-        sizes = table.calibration.gradient_bytes[span.start : span.stop]
+        sizes = own[span.start : span.stop]
         alike.setdefault((*sizes, -1) if span.start == 0 else sizes, []).append((span, part))
     return [
         _Sums(

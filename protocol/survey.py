@@ -31,6 +31,13 @@ class SectionRow(Message):
     seconds: Seconds  # that measuring it took
 
 
+class TiedParameters(Message):
+    """The parameters that exactly these sections use, whose gradients are summed over all hosts of them."""
+
+    sections: list[Count] = Field(min_length=2, max_length=MOST_ENTRIES)
+    gradient_bytes: Count
+
+
 class Layout(Message):
     """The model for micro-batches of m: how it is cut, and what crosses each cut."""
 
@@ -40,6 +47,7 @@ class Layout(Message):
     cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
     grad_cut_bytes: list[Count] = Field(max_length=MOST_ENTRIES)
     labels: list[Text] = Field(max_length=MOST_ENTRIES)
+    tied: list[TiedParameters] = Field(default=[], max_length=MOST_ENTRIES)
 
 
 class Survey(Message):

@@ -96,8 +96,8 @@ def _sum_all(
     """Simulate the all-reduces: of the losses, then of the gradients in `sum_order`. Return for each
     group when its last one ends.
 
-    Each worker runs them one after the other beside its operations; a section without gradients has none. A
-    section's begins when all its hosts
+    Each worker runs them one after the other beside its operations, those of tied parameters last; a section
+    without gradients has none. A section's begins when all its hosts
     have reached it and have done their last backward of the section; that of the losses at `losses_ns`.
     """
     tallied_ns = losses_ns + _allreduce_ns(cluster, groups, LOSS_ALLREDUCE_BYTES * plan.num_micro_batches)
@@ -107,14 +107,24 @@ def _sum_all(
     for number, group in enumerate(groups):
         for section in group.span.sections:
             hosts_of[section].append(number)
-    for section in sum_order(plan):
-        numbers, size_bytes = hosts_of[section], cluster.calibration.gradient_bytes[section]
+    own = cluster.calibration.own_gradient_bytes
+    sums = [((section,), own[section]) for section in sum_order(plan)]
+    tied = sorted(cluster.calibration.tied_sums, key=lambda one: one.sections, reverse=True)
+    for sections, size_bytes in (*sums, *((one.sections, one.gradient_bytes) for one in tied)):
+        if len(sections) == 1:
+            numbers = hosts_of[sections[0]]
+        else:
+            numbers = sorted({number for section in sections for number in hosts_of[section]})
         hosts = [groups[number] for number in numbers]
         if not size_bytes or not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
             continue
-        begin_ns = max(max(free_ns[number], groups[number].ends_ns.get(section, 0)) for number in numbers)
+        begin_ns = max(
+            max(free_ns[number], groups[number].ends_ns.get(section, 0))
+            for number in numbers
+            for section in sections
+        )
         summed_ns = begin_ns + _allreduce_ns(cluster, hosts, size_bytes)
-        closed.append(Closed(hosts, ClosingKind.GRADIENT_ALLREDUCE, section, begin_ns, summed_ns))
+        closed.append(Closed(hosts, ClosingKind.GRADIENT_ALLREDUCE, sections[0], begin_ns, summed_ns))
         for number in numbers:
             free_ns[number] = summed_ns
     return free_ns

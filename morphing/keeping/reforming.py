@@ -198,10 +198,10 @@ class _Search:
         A stage's sums begin while its last gradient goes back through the stages before it.
         """
         table, ring = self._options.table, len(combination.templates)
-        calibration = table.calibration
+        calibration, own = table.calibration, table.calibration.own_gradient_bytes
 
         def end_ns(span: Range) -> int:
-            sums_ns = sum(table.ring_ns(calibration.gradient_bytes[k], ring) for k in span.sections)
+            sums_ns = sum(table.ring_ns(own[k], ring) for k in span.sections)
             update_ns = sum(to_ns(calibration.optimizer_s[k]) for k in span.sections)
             back_ns = table.backward_ns[span.start]
             if self._mode.recompute:

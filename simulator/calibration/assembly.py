@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
-from ...protocol.survey import Layout, SectionRow, Survey, Timed
-from .data import Calibration, Link
+from ...protocol.survey import Layout, SectionRow, Survey, TiedParameters, Timed
+from .data import Calibration, Link, TiedSum
 from .links import AllReduce, MeasuredWire
 from .measurements import HALVES, TIMES, Basis, Measurements, Row
 from .statistics import Figure
@@ -45,6 +45,16 @@ def layout_of_row(row: Row) -> Layout:
         cut_bytes=list(calibration.cut_bytes),
         grad_cut_bytes=list(calibration.grad_cut_bytes),
         labels=list(calibration.labels),
+        tied=[
+            TiedParameters(sections=list(one.sections), gradient_bytes=one.gradient_bytes)
+            for one in calibration.tied_sums
+        ],
+    )
+
+
+def tied_sums_of(layout: Layout) -> tuple[TiedSum, ...]:
+    return tuple(
+        TiedSum(sections=tuple(one.sections), gradient_bytes=one.gradient_bytes) for one in layout.tied
     )
 
 
@@ -81,6 +91,7 @@ def _row(survey: Survey, layout: Layout, rows: Iterable[SectionRow]) -> Row:
         microbatch_size=layout.microbatch_size,
         versions={"torch": survey.recipe.torch_version},
         labels=tuple(layout.labels),
+        tied_sums=tied_sums_of(layout),
     )
     return Row(
         calibration=calibration, graph_hash=layout.graph_hash, cuts=tuple(layout.cuts), figures=figures

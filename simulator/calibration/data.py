@@ -82,6 +82,16 @@ class Link(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TiedSum(Record):
+    """Parameters that exactly these sections use: one all-reduce over all hosts of any of them."""
+
+    sections: tuple[Count, ...]
+    """Two or more, ascending."""
+    gradient_bytes: Count
+    """A part of `Calibration.gradient_bytes` of each of the sections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration(Record):
     """Times and sizes of one micro-batch of `microbatch_size` samples, per section 0..K-1.
 
@@ -99,7 +109,8 @@ class Calibration(Record):
     """The end of a step: dividing the section's gradient sums, their norms, and updating its weights."""
     parameter_bytes: tuple[Count, ...]
     gradient_bytes: tuple[Count, ...]
-    """Bytes that the section's hosts all-reduce once a step (with `numerics: exact`, 8 per element)."""
+    """Bytes that the section's hosts all-reduce once a step (with `numerics: exact`, 8 per element), those of
+    `tied_sums` included."""
     state_bytes: tuple[Count, ...]
     """Resident on every host: weights, optimizer state, buffers and gradient sums."""
     activation_bytes: tuple[Count, ...]
@@ -135,6 +146,8 @@ class Calibration(Record):
     """A checkpoint's copy of the section, divided among its hosts."""
     optimizer_bytes: tuple[Count, ...] = ()
     """The part of `state_bytes` that is the optimizer's and can lie in host memory instead."""
+    tied_sums: tuple[TiedSum, ...] = ()
+    """Of tied parameters, where they are used by several sections."""
     # Overhead of the worker's own code, which does not depend on the section.
     operation_s: NotNegative = 0.0
     """Per operation: choosing it, passing on its result, receiving the next one's input."""
@@ -153,13 +166,22 @@ class Calibration(Record):
             raise FieldFaults([("forward_s", "expected one time for each section, got none")])
         for each in fields(self):
             values, expected = getattr(self, each.name), self.num_sections - (each.name in _CUTS)
-            if isinstance(values, tuple) and len(values) != expected and (values or each.default != ()):
+            if each.name == "tied_sums" or not isinstance(values, tuple):
+                continue
+            if len(values) != expected and (values or each.default != ()):
                 got = f"expected {expected} entries for K={self.num_sections}, got {len(values)}"
                 faults.append((each.name, got))
         if bool(self.input_s) != bool(self.weight_s):
             faults.append(("weight_s", "expected with input_s, or neither: they are one backward's halves"))
         if any(own > whole for own, whole in zip(self.optimizer_bytes, self.state_bytes, strict=False)):
             faults.append(("optimizer_bytes", "they are part of state_bytes and cannot be more"))
+        for number, tied in enumerate(self.tied_sums):
+            places = tied.sections
+            if len(places) < 2 or list(places) != sorted(set(places)) or places[-1] >= self.num_sections:
+                expected = f"two or more of the {self.num_sections} sections, ascending"
+                faults.append((f"tied_sums[{number}].sections", f"expected {expected}, got {list(places)}"))
+        if not faults and min(self.own_gradient_bytes) < 0:
+            faults.append(("tied_sums", "they are part of gradient_bytes and cannot be more"))
         if faults:
             raise FieldFaults(faults)
         return self
@@ -172,6 +194,17 @@ class Calibration(Record):
     def has_halves(self) -> bool:
         """Whether backwards were measured in two operations."""
         return bool(self.input_s)
+
+    @property
+    def own_gradient_bytes(self) -> tuple[int, ...]:
+        """`gradient_bytes` without those of `tied_sums`: all-reduced by the hosts of one section."""
+        if not self.tied_sums:
+            return self.gradient_bytes
+        own = list(self.gradient_bytes)
+        for tied in self.tied_sums:
+            for section in tied.sections:
+                own[section] -= tied.gradient_bytes
+        return tuple(own)
 
     @property
     def frozen(self) -> int:

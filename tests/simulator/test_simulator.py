@@ -22,6 +22,7 @@ from makara.simulator import (
     read_trace,
     simulate,
 )
+from makara.simulator.calibration.data import TiedSum
 from plans import crossing_plans, grids, stages
 
 JITTERY = Link(latency_s=0.1, bytes_per_s=100.0, jitter_s=0.5)
@@ -93,6 +94,22 @@ def test_a_section_is_summed_while_the_backwards_of_others_run() -> None:
     slow = uniform(2, inter_vm=Link(latency_s=1.5, bytes_per_s=1e9))
     # Section 1's last backward is over at 4 s, but the tally at 5 s; then both sums follow each other.
     assert simulate(grid([Range(0, 2)], 2, 2), slow).time_s == pytest.approx(2 + 3 + 3 + 3 + 3 + 1)
+
+
+def test_gradients_of_tied_parameters_are_summed_last_over_all_their_hosts() -> None:
+    link = Link(latency_s=0.0, bytes_per_s=10.0, hop_bytes_per_s=10.0)
+    tied = (TiedSum(sections=(0, 1), gradient_bytes=40),)
+
+    def sums(plan: Plan, **change: Any) -> list[tuple[int | None, float]]:
+        step = simulate(plan, uniform(2, inter_vm=link, cut_bytes=(0,), grad_cut_bytes=(0,), **change))
+        own = [one for one in step.closings if one.kind is ClosingKind.GRADIENT_ALLREDUCE]
+        return [(one.section, round(one.stop_s - one.start_s, 6)) for one in own if one.worker == 0]
+
+    straight, wide = grid(stages(2), 1, 2), grid([Range(0, 2)], 2, 2)
+    assert sums(straight) == []
+    assert sums(straight, tied_sums=tied) == [(0, 4.0)]
+    assert sums(wide) == [(1, 5.0), (0, 5.0)]
+    assert sums(wide, tied_sums=tied) == [(1, 1.0), (0, 1.0), (0, 4.0)]
 
 
 def test_what_the_executor_adds_is_counted_where_it_adds_it() -> None:
@@ -215,6 +232,7 @@ def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: st
 
 def test_a_calibration_survives_json() -> None:
     calibration = uniform(3, inter_vm=JITTERY, operation_s=1e-4, message_s=2e-4, collective_s=3e-4)
+    calibration = replace(calibration, tied_sums=(TiedSum(sections=(0, 2), gradient_bytes=20),))
     assert Calibration.from_json(json.dumps(calibration.to_json())) == calibration
     without = uniform(3).to_json()
     for name in ("operation_s", "message_s", "collective_s"):
@@ -232,6 +250,11 @@ def test_a_calibration_survives_json() -> None:
         ({"optimizer_s": ["a", 1]}, r"optimizer_s\[0\]"),
         ({"forward_s": 3}, "forward_s: expected a list, got 3"),
         ({"optimizer_bytes": [101, 0]}, "optimizer_bytes: they are part of state_bytes"),
+        (
+            {"tied_sums": [{"sections": [0, 2], "gradient_bytes": 1}]},
+            r"tied_sums\[0\].sections: expected two",
+        ),
+        ({"tied_sums": [{"sections": [0, 1], "gradient_bytes": 51}]}, "tied_sums: they are part of gradient"),
         ({"operation_s": -1.0}, "operation_s: expected greater than or equal to 0, got -1.0"),
         ({"message_s": "1"}, "message_s: expected a valid number, got '1'"),
         ({"colour": "red"}, "colour: unknown key"),

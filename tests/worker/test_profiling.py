@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from makara.checkpoint import open_store, save_calibration
@@ -85,6 +86,21 @@ def test_what_is_measured_says_how_much_of_the_beginning_is_frozen(tmp_path: Pat
     chain = split(trace(training, 2, job.seed, job.precision), found.recipe.cuts)
     assert 0 < calibration.frozen == chain.frozen < chain.num_sections
     assert calibration.backward_s[: chain.frozen] == (0.0,) * chain.frozen
+
+
+@pytest.mark.parametrize(("numerics", "element_bytes"), [("exact", 8), ("fast", 4)])
+def test_what_is_measured_says_what_is_tied(
+    tmp_path: Path, numerics: Literal["exact", "fast"], element_bytes: int
+) -> None:
+    job = job_of(tmp_path, entrypoint="models:tied_gpt", microbatch_size=2, numerics=numerics)
+    training = load_entrypoint(BUNDLE, job.entrypoint)
+    found = profile(training, job, seconds=2.0)
+    calibration = Calibration.from_json(found.calibration)
+    chain = split(trace(training, 2, job.seed, job.precision), found.recipe.cuts)
+    ((name, sections),) = chain.shared.items()
+    (tied,) = calibration.tied_sums
+    assert tied.sections == sections == (0, chain.num_sections - 1)
+    assert tied.gradient_bytes == element_bytes * chain.traced.tensors[name].numel()
 
 
 def test_m_leaves_a_micro_batch_for_each_worker(tmp_path: Path) -> None:

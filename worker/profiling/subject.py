@@ -6,9 +6,11 @@ import hashlib
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import psutil
 import torch
@@ -22,7 +24,7 @@ from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, call_user_code
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings
-from ...protocol.survey import Layout, SectionRow
+from ...protocol.survey import Layout, SectionRow, TiedParameters
 from ...simulator.calibration.assembly import timed_of
 from ...simulator.calibration.measurements import Basis
 from ..memory_watch import total_bytes
@@ -135,11 +137,16 @@ class Subject:
 
     def _split(self, cuts: Sequence[int]) -> Layout:
         self._chain = split(self._held, cuts)
-        return layout_of(self._chain)
+        return layout_of(self._chain, self.job.numerics)
 
 
-def layout_of(chain: Sections) -> Layout:
-    """How a model is cut, and what crosses: bytes forwards, and of gradients backwards."""
+def layout_of(chain: Sections, numerics: Literal["exact", "fast"]) -> Layout:
+    """How a model is cut, what crosses (bytes forwards, and of gradients backwards), and what is tied."""
+    tied = Counter[tuple[int, ...]]()
+    for name in chain.trainable_names:
+        if name in chain.shared:
+            of_one = 8 if numerics == "exact" else 4  # in a sum
+            tied[chain.shared[name]] += of_one * chain.traced.tensors[name].numel()
     with_gradient = [[value for value in values if value.needs_grad] for values in chain.crossing]
     return Layout(
         microbatch_size=chain.traced.microbatch_size,
@@ -148,6 +155,10 @@ def layout_of(chain: Sections) -> Layout:
         cut_bytes=[sum(value.size_bytes for value in values) for values in chain.crossing],
         grad_cut_bytes=[sum(value.size_bytes for value in values) for values in with_gradient],
         labels=[section.label for section in chain.sections],
+        tied=[
+            TiedParameters(sections=list(places), gradient_bytes=size_bytes)
+            for places, size_bytes in tied.items()
+        ],
     )
 
 
