@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..tracing.flow import gradient_flow
+from ..tracing.layouts import memory_order
 from ..tracing.regions import enter_regions
 from ..tracing.trace import TracedModel
 from .blocks import section_labels
@@ -171,7 +172,9 @@ class _Splitter:
                 continue
             dtype = str(tensor.dtype).removeprefix("torch.")
             needs_grad = node in self._needs_grad
-            value = CutTensor(_name(self._number[node]), tuple(tensor.shape), dtype, needs_grad)
+            value = CutTensor(
+                _name(self._number[node]), tuple(tensor.shape), dtype, needs_grad, memory_order(tensor)
+            )
             for cut in range(section, self._last_use(node)):
                 crossing[cut].append(value)
         return tuple(map(tuple, crossing))

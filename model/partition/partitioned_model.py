@@ -20,6 +20,7 @@ class CutTensor:
     shape: tuple[int, ...]
     dtype: str  # "float32"
     needs_grad: bool
+    order: tuple[int, ...] | None = None  # `memory_order` in the trace; it is sent contiguous
 
     @property
     def size_bytes(self) -> int:

@@ -17,6 +17,7 @@ __all__ = [
     "arguments_of",
     "is_mutable",
     "is_random",
+    "may_return_its_argument",
     "name_of",
     "overload_of",
     "written_arguments",
@@ -55,6 +56,15 @@ def is_mutable(target: Any) -> bool:
     """Whether `target` is an operator that writes one of its arguments."""
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
+
+
+def may_return_its_argument(target: Any) -> bool:
+    """Whether the result of `target` may lie in the memory of its first argument, which it does not write."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.arguments or not schema.returns:
+        return False
+    given, result = schema.arguments[0].alias_info, schema.returns[0].alias_info
+    return given is not None and result is not None and not given.is_write
 
 
 def written_arguments(target: Any) -> list[tuple[int, str]]:

@@ -32,6 +32,7 @@ from .flow import gradient_flow, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .initialise import Recording, record, tied_names
+from .layouts import keep_copies
 from .loss import outputs_with_gradient
 from .recurrent import split_layers
 from .regions import flatten
@@ -140,6 +141,7 @@ def _describe(
     split_layers(program.graph, precision)
     changes = isolate(program.graph, buffers)
     successors = functionalise(program.graph, {**parameters, **buffers, **constants}, inputs)
+    successors = {**keep_copies(program.graph), **successors}
     updates = settle(program.graph, changes, successors, inputs, training.average_buffers)
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= dict(model.named_buffers())

@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from ...model.data import Sample
 from ...model.torch_private.pytree import tree_leaves
+from ...model.tracing.layouts import laid_out, memory_order
 from ...model.tracing.trace import TracedModel
 from .eager import EagerModel
 from .findings import difference
@@ -70,7 +71,9 @@ def _graph_values(
         if place not in known:
             return batch[traced.inputs[place]]
         name = known[place]
-        return weights[name].detach() if name in weights else traced.initial(name)
+        if name in weights:
+            return weights[name].detach()
+        return laid_out(traced.initial(name), memory_order(traced.tensors[name]))
 
     arguments = [given(node.name) for node in traced.graph.find_nodes(op="placeholder")]
     with FixedNumbers(), torch.no_grad():

@@ -2,8 +2,9 @@
 
 A section's inputs are detached leaves, also inside a worker's range and when one worker hosts everything.
 Values and gradients between sections are made contiguous and aligned, so that kernels see the same memory
-layout whether a tensor was computed here or received. Forward always records autograd, even if it will be
-recomputed: otherwise torch might choose other kernels the second time.
+layout whether a tensor was computed here or received; the graph gets that of the trace (`laid_out`). Forward
+always records autograd, even if it will be recomputed: otherwise torch might choose other kernels the second
+time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...model.partition.partition import Section, Sections
 from ...model.precision import Precision, autocast
 from ...model.seeds import seed64
 from ...model.torch_private.pytree import tree_unflatten
+from ...model.tracing.layouts import laid_out, memory_order
 from ...model.training import Training, call_user_code, raised_by_user, sum_and_weight, user_error
 from . import engine, halves
 from .loss_scale import LossScale
@@ -100,15 +102,19 @@ class SectionRuntime:
             name: self._make(name, initialise or name not in persistent) for name in self.info.buffers
         }
         self._constants = [self._make(name, True) for name in self.info.constants]
+        self._stored = [*self.parameters.values(), *self.buffers.values(), *self._constants]
+        names = [*self.parameters, *self.buffers, *self.info.constants]
+        orders = [memory_order(sections.traced.tensors[name]) for name in names]
+        self._orders = {position: order for position, order in enumerate(orders) if order is not None}
+        """Of the stored tensors that the trace saw in another layout; usually none."""
         precision: Precision = sections.traced.precision
         self._module, self.folded = fold(self._module, self._unchanging(), self._device, precision)
         # Looked up once: after a long operation caches are cold, and lookups cost several times more.
         self.trainable = {name: self.parameters[name] for name in self.info.trainable}
-        self._stored = [*self.parameters.values(), *self.buffers.values(), *self._constants]
         self._autocast = autocast(self._device.type, precision)
         self._call = self._module.forward  # without __call__, since a section's graph has no hooks
         crossing = {value.name: value for values in sections.crossing for value in values}
-        self._inputs = [(name, crossing[name].needs_grad) for name in self.info.inputs]
+        self._inputs = [(name, crossing[name].needs_grad, crossing[name].order) for name in self.info.inputs]
         self._outputs = [(name, crossing[name].torch_dtype) for name in self.info.outputs]
         self.optimizer_on_host = optimizer_on_host
         self._owned = self._copied_to_host() if optimizer_on_host else self.trainable
@@ -135,14 +141,16 @@ class SectionRuntime:
                 return self.forward(step, micro_batch, values, batch)
         seed_device(self._device, seed64("section", self._seed, step, micro_batch, self.info.index))
         arguments: list[Tensor] = self._stored.copy()
+        for position, order in self._orders.items():
+            arguments[position] = laid_out(arguments[position], order)
         for name in self.info.batch:
             arguments.append(aligned(batch[name].to(self._device)))
         leaves: dict[str, Tensor] = {}
-        for name, needs_grad in self._inputs:
+        for name, needs_grad, order in self._inputs:
             value = canonical(values[name].detach().to(self._device))
-            arguments.append(value)
             if needs_grad:
                 leaves[name] = value.requires_grad_()
+            arguments.append(laid_out(value, order))
         arguments += self.folded
         with self._autocast:
             try:
@@ -312,12 +320,11 @@ class SectionRuntime:
     def _unchanging(self) -> dict[int, Tensor]:
         """{position among the section's arguments: buffer or constant that never changes}."""
         state = self._sections.persistent_buffers | set(self._sections.traced.updates)
-        arguments = [*self.parameters, *self.buffers, *self.info.constants]
-        values = [None] * len(self.parameters) + [*self.buffers.values(), *self._constants]
+        names = [*self.parameters, *self.buffers, *self.info.constants]
         return {
-            position: value
-            for position, (name, value) in enumerate(zip(arguments, values, strict=True))
-            if value is not None and name not in state
+            position: laid_out(value, self._orders.get(position))
+            for position, (name, value) in enumerate(zip(names, self._stored, strict=True))
+            if position >= len(self.parameters) and name not in state
         }
 
     def _make(self, name: str, initialise: bool) -> Tensor:

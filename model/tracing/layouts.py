@@ -1,0 +1,63 @@
+"""Memory layouts: what a trace says of them holds when a section runs.
+
+State is stored, and values are sent, contiguous. But whether a view is possible, whether `contiguous` or
+`reshape` copies, and so what a write changes, follows from the layouts that the trace saw. So a section's
+graph gets every tensor with its dimensions in the trace's order in memory. Gaps between elements, and
+elements that share memory, are not made again; `keep_copies` cares for what follows from these.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from ..torch_private.operators import may_return_its_argument
+from .functional import storage_of, written
+
+_aten = torch.ops.aten
+
+
+def memory_order(traced: Tensor) -> tuple[int, ...] | None:
+    """The dimensions of a tensor from the outermost in memory to the innermost; None if it is contiguous."""
+    strides = torch.empty_like(traced).stride()  # of dense memory, in this order
+    order = tuple(sorted(range(traced.ndim), key=lambda dimension: -strides[dimension]))
+    return None if traced.is_contiguous() or order == tuple(range(traced.ndim)) else order
+
+
+def laid_out(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """A contiguous tensor's values with the dimensions in this order in memory; gradients flow through."""
+    if order is None:
+        return tensor
+    places = [order.index(dimension) for dimension in range(len(order))]
+    return tensor.permute(order).contiguous().permute(places)
+
+
+def keep_copies(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Copy what the trace says is a copy and is written later, or whose original is: of memory without gaps
+    `contiguous` and the like would return their argument itself. Returns {node: its copy, which its users
+    now read}."""
+    changed = {storage_of(target) for node in graph.nodes for target in written(node)} - {None}
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if changed & _apart(node):
+            copies[node] = _copy(graph, node)
+    return copies
+
+
+def _copy(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    with graph.inserting_after(node):
+        copy = graph.call_function(_aten.clone.default, (node,))
+    copy.meta = dict(node.meta)
+    node.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
+    return copy
+
+
+def _apart(node: fx.Node) -> set[int | None]:
+    """The memory of `node` and of its argument, if these are two, which might be one in another layout."""
+    given = node.args[0] if node.args else None
+    if not isinstance(given, fx.Node) or not may_return_its_argument(node.target):
+        return set()
+    memory = {storage_of(node), storage_of(given)}
+    if None in memory or len(memory) == 1 or node.meta["val"].dtype != given.meta["val"].dtype:
+        return set()
+    return memory

@@ -1,0 +1,144 @@
+"""Memory layout: a section sees that of the trace, so that views, copies and writes are those of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from agreement import WIDTH, agree, training_of
+from makara.model.partition.flops import compute_nodes
+from makara.model.partition.places import crossing_bytes
+from makara.model.tracing.trace import trace
+from makara.worker.sections.ranges import RangeRuntime
+from torch import Tensor, nn
+
+
+class Layered(nn.Module):
+    """Two layers and what a case puts between them, as [samples, 2, 2]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.turned = nn.Parameter(torch.rand(WIDTH, WIDTH).t())
+        self.register_buffer("table", torch.arange(16.0).reshape(WIDTH, WIDTH).t())
+        self.register_buffer("part", torch.arange(32.0).reshape(WIDTH, 8)[:, :WIDTH])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).view(-1, 2, 2)
+        return self.last(self.between(h).reshape(-1, WIDTH))
+
+    def between(self, h: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class TurnedBuffer(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        table = self.table.contiguous()
+        table[0] = table[0] + 1
+        return h + table[0].view(2, 2)
+
+
+class PartOfABuffer(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        part = self.part.reshape(16)
+        part[0] = part[0] + 1
+        return h + self.part[0].view(2, 2) * part[0]
+
+
+class ConstantNoise(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        fixed = torch.full_like(h, 2.0).cumsum(1).transpose(1, 2)
+        copy = fixed.contiguous()
+        copy[:, 0] = 5
+        return h + copy - 2 * fixed
+
+
+class Turned(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        turned = torch.tanh(h).transpose(1, 2)
+        copy = turned.contiguous()
+        copy[:, 0] = 5
+        return turned - copy * h
+
+
+class Slice(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        part = torch.tanh(h)[:, :, :1]
+        copy = part.contiguous()
+        copy[:, 0] = 5
+        return part - copy * h
+
+
+class Repeated(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        wide = h.sum(1, keepdim=True).expand(-1, 2, 2)
+        copy = wide.reshape(-1, 4)
+        copy[:, 0] = 5
+        return wide - copy.view_as(h)
+
+
+class LayoutPassedOn(Layered):
+    """The layout reaches a copy through operations, and the original is written."""
+
+    def between(self, h: Tensor) -> Tensor:
+        turned = torch.tanh(h.transpose(1, 2)) + 1
+        copy = turned.contiguous()
+        turned[:, 0] = 5
+        return turned - copy * h
+
+
+class View(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        turned = torch.tanh(h.transpose(1, 2))
+        return turned.transpose(1, 2).view(-1, WIDTH) @ self.turned.t().view(-1)[:WIDTH].view(
+            WIDTH, 1
+        ) + h.view(-1, WIDTH)
+
+
+class ChannelsLast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 2, 1), nn.Conv2d(2, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x.view(-1, 1, 2, 2)).contiguous(memory_format=torch.channels_last)
+        rows = torch.relu(h).permute(0, 2, 3, 1).view(-1, 8)
+        return self.last(h) + rows.sum()
+
+
+CASES = (
+    TurnedBuffer,
+    PartOfABuffer,
+    ConstantNoise,
+    Turned,
+    Slice,
+    Repeated,
+    LayoutPassedOn,
+    View,
+    ChannelsLast,
+)
+
+
+@pytest.mark.parametrize("model", CASES)
+def test_sections_give_what_eager_gives_wherever_the_model_is_cut(model: Callable[[], nn.Module]) -> None:
+    training = training_of(model)
+    agree(training)
+    nodes = compute_nodes(trace(training, 4, 1).graph)
+    places = [place for place, size in enumerate(crossing_bytes(nodes, ())) if place and size is not None]
+    for place in places:
+        agree(training, [place])
+    agree(training, places)
+
+
+@pytest.mark.parametrize("model", [TurnedBuffer, PartOfABuffer])
+def test_a_copy_of_a_buffer_is_written_and_the_buffer_stays(model: Callable[[], nn.Module]) -> None:
+    training = training_of(model)
+    chain = agree(training)
+    runtime = RangeRuntime(chain, training, 1)
+    runtime.host(0)
+    x = {"x": torch.rand(4, WIDTH)}
+    losses = {runtime.forward(0, 0, 0, 1, {}, x, keep=False).piece for _ in range(3)}
+    assert len(losses) == 1
+    for name, buffer in runtime.sections[0].buffers.items():
+        assert torch.equal(buffer, chain.traced.initial(name))
