@@ -1,8 +1,8 @@
 """Makes in-place operations of a traced graph functional, so that a value never changes after it was made.
 
 A value that crosses a cut is a detached leaf in the next section, which must not be written. If other views
-of the same memory are read afterwards, the in-place operation stays, and the partition makes no cut inside
-its span (`written_spans`).
+of the same memory are read afterwards, or torch has no gradient of the functional operation, the in-place
+one stays, and the partition makes no cut inside its span (`written_spans`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     overload = getattr(packet, overload_of(node.target), None)
     if overload is None or target is not node.args[0] or _seen_elsewhere(graph, node, target):
         return None
-    if not _same_form(overload, node):
+    if not _does_the_same(overload, node):
         return None
     node.target = overload
     for user in [user for user in target.users if user is not node and _after(user, node)]:
@@ -123,18 +123,29 @@ def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:
     )
 
 
-def _same_form(overload: Any, node: fx.Node) -> bool:
-    """Whether the functional operation's result has the type and shape that the in-place one keeps."""
+def _does_the_same(overload: Any, node: fx.Node) -> bool:
+    """Whether the functional operation's result has the type and shape that the in-place one keeps, and a
+    gradient: that of some, such as `copy` and `zero`, is not implemented."""
     expected = node.meta.get("val")
     if not isinstance(expected, Tensor):
         return False
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
     fake_mode: Any = getattr(expected, "fake_mode", None)
     if fake_mode is None:
         return False
-    with fake_mode:
+    with fake_mode, torch.enable_grad():
+        args, kwargs = fx.map_arg((node.args, node.kwargs), _leaf)
         result = overload(*args, **kwargs)
-    return isinstance(result, Tensor) and result.dtype == expected.dtype and result.shape == expected.shape
+    if not isinstance(result, Tensor) or result.dtype != expected.dtype or result.shape != expected.shape:
+        return False
+    return result.grad_fn is None or not result.grad_fn.name().endswith("NotImplemented")
+
+
+def _leaf(node: fx.Node) -> Any:
+    """The fake value of `node`, which requires a gradient if it can."""
+    value = node.meta["val"]
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
 
 
 def _refuse_write(node: fx.Node, name: str, is_input: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from agreement import agree
+from agreement import training_of as agreement_training
 from makara.model.data import Batches
 from makara.model.errors import UntraceableModel, UserCodeError
 from makara.model.partition.partition import choose_cuts, split
@@ -398,6 +399,47 @@ class InPlace(Base):
         with torch.no_grad():
             shift = x.mean() * torch.tensor([0.5])
         return (x + filled + self.offsets / 12 + shift).relu_()
+
+
+class Filled(nn.Module):
+    """Writes a value that needs a gradient into new memory, whole, or over one that is no longer needed."""
+
+    def __init__(self, fill: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self._fill = fill
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.last(self._fill(h)) + h
+
+
+def filled_whole(h: Tensor) -> Tensor:
+    out = torch.zeros_like(h)
+    out[...] = h
+    return out
+
+
+def filled_by_a_row(h: Tensor) -> Tensor:
+    out = torch.zeros_like(h, dtype=torch.float64)
+    out[:] = h[0]
+    return out.float()
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        filled_whole,
+        filled_by_a_row,
+        lambda h: torch.empty_like(h).copy_(h),
+        lambda h: h.sin().zero_(),
+        lambda h: h.sin().uniform_(0.5, 0.5).fill_(2),
+    ],
+)
+def test_what_is_written_over_has_the_gradients_of_eager(fill: Callable[[Tensor], Tensor]) -> None:
+    training = agreement_training(lambda: Filled(fill))
+    agree(training)
+    agree(training, choose_cuts(trace(training, 4, 1), 2))
 
 
 @pytest.mark.parametrize("num_sections", [1, 2, 3])
