@@ -29,7 +29,7 @@ from ..torch_private.fake_tensors import (
 )
 from ..torch_private.operators import OpOverload, is_mutable, is_random, written_arguments
 from ..torch_private.pytree import tree_leaves, tree_map
-from ..torch_private.storages import storage_key
+from ..torch_private.storages import negative_view, storage_key
 from .conversion import converting
 from .loading import adopt_module, loading
 
@@ -54,6 +54,8 @@ class _View:
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    is_conj: bool = False  # its numbers are the conjugates of those in memory
+    is_neg: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +305,15 @@ class _Recorder(TorchDispatchMode):
 
 
 def _view(fake: Tensor) -> _View:
-    return _View(storage_key(fake), tuple(fake.shape), fake.stride(), int(fake.storage_offset()), fake.dtype)
+    return _View(
+        storage_key(fake),
+        tuple(fake.shape),
+        fake.stride(),
+        int(fake.storage_offset()),
+        fake.dtype,
+        fake.is_conj(),
+        fake.is_neg(),
+    )
 
 
 def _real(leaf: Any, real: dict[int, torch.UntypedStorage]) -> Any:
@@ -329,7 +339,15 @@ def _copy_of(loaded: Tensor) -> Tensor:
 
 def _place(real: dict[int, torch.UntypedStorage], view: _View) -> Tensor:
     empty = torch.empty(0, dtype=view.dtype)
-    return empty.set_(real[view.storage], view.offset, view.size, view.stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    placed: Tensor = empty.set_(real[view.storage], view.offset, view.size, view.stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return _read_as(view, placed)
+
+
+def _read_as(view: _View, memory: Tensor) -> Tensor:
+    """`memory`, read as `view` reads its own: conjugated, negative or as it is."""
+    if view.is_conj:
+        memory = memory.conj()
+    return negative_view(memory) if view.is_neg else memory
 
 
 def _store(
@@ -341,5 +359,5 @@ def _store(
         if result.stride() != view.stride or result.storage_offset() != view.offset:
             needed = torch.empty_strided(view.size, view.stride, dtype=view.dtype)
             assert view.offset == 0, "a new storage begins with its tensor"
-            result = needed.copy_(result)
+            result = _read_as(view, needed).copy_(result)
         real[view.storage] = result.untyped_storage()

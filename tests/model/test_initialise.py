@@ -87,6 +87,24 @@ def test_changes_through_views_are_kept() -> None:
     assert float(scaled[100:].std()) == pytest.approx(1.0, rel=0.05)
 
 
+class Conjugated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        number = torch.tensor([1 + 2j, 3 - 1j])
+        self.register_buffer("conjugate", number.conj())
+        self.register_buffer("twice", number.conj() * 2)
+        self.register_buffer("imaginary", number.conj().imag)
+
+
+def test_lazy_conjugates_have_their_values() -> None:
+    model, recording = record(Conjugated, 0)
+    for name, buffer in Conjugated().named_buffers():
+        made = recording.tensor(model.get_buffer(name), name)
+        assert torch.equal(made, buffer)
+        assert not made.is_conj()
+        assert not made.is_neg()
+
+
 def test_special_initialisers() -> None:
     orthogonal = value("orthogonal.weight")
     torch.testing.assert_close(orthogonal @ orthogonal.T, torch.eye(20), atol=1e-5, rtol=0)

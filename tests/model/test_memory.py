@@ -8,6 +8,7 @@ import pytest
 import torch
 from agreement import WIDTH, agree, training_of
 from makara.model.partition.flops import compute_nodes
+from makara.model.partition.partition import split
 from makara.model.partition.places import crossing_bytes
 from makara.model.tracing.trace import trace
 from makara.worker.sections.ranges import RangeRuntime
@@ -107,7 +108,16 @@ class ChannelsLast(nn.Module):
         return self.last(h) + rows.sum()
 
 
+class Conjugate(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        number = torch.view_as_complex(h).conj()
+        whole = number.resolve_conj()
+        lower = number.imag
+        return torch.stack([lower, torch.tanh(number.real) * whole.imag], -1) + lower.unsqueeze(-1)
+
+
 CASES = (
+    Conjugate,
     TurnedBuffer,
     PartOfABuffer,
     ConstantNoise,
@@ -142,3 +152,17 @@ def test_a_copy_of_a_buffer_is_written_and_the_buffer_stays(model: Callable[[], 
     assert len(losses) == 1
     for name, buffer in runtime.sections[0].buffers.items():
         assert torch.equal(buffer, chain.traced.initial(name))
+
+
+def test_what_crosses_a_cut_is_complete_in_its_bytes() -> None:
+    training = training_of(Conjugate)
+    traced = trace(training, 4, 1)
+    [place] = [n for n, node in enumerate(compute_nodes(traced.graph)) if "resolve_conj" in str(node.target)]
+    chain = split(traced, [place])
+    runtime = RangeRuntime(chain, training, 1)
+    runtime.host(0)
+    values = runtime.forward(0, 0, 0, 1, {}, {"x": torch.rand(4, WIDTH)}, keep=False).values
+    assert [value.dtype for value in values.values()] == [torch.complex64]
+    for value in values.values():
+        sent = torch.empty_like(value).set_(value.untyped_storage(), 0, value.shape)
+        assert torch.equal(sent, value)

@@ -38,8 +38,8 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 def canonical(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous and aligned, as if it had been received."""
-    tensor = tensor.contiguous()
+    """The tensor, contiguous, aligned and with its own numbers in memory, as if it had been received."""
+    tensor = tensor.resolve_conj().resolve_neg().contiguous()
     return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
 
 
