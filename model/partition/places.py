@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import Tensor, fx
 
 from ..tracing.functional import written_spans
+from ..tracing.layouts import strided_spans
 from ..tracing.trace import TracedModel
 from .balanced import best_cuts
 from .blocks import Blocks, find_blocks
@@ -24,7 +25,8 @@ def spans(cuts: Sequence[int], length: int) -> list[tuple[int, int]]:
 
 
 def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> list[int | None]:
-    """Bytes that cross before each position; None where no cut may be (a tuple crosses, or a write spans it).
+    """Bytes that cross before each position; None where no cut may be (a tuple crosses, or it is between the
+    making of memory and its last write, or reading by `as_strided`).
     Derived values do not cross."""
     number = {node: position for position, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
@@ -40,7 +42,8 @@ def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> li
         elif node.op != "get_attr":
             barred[position + 1] += 1
             barred[last + 1] -= 1
-    for first, final in written_spans(list(nodes)):
+    read = [span for span in strided_spans(nodes) if nodes[span[0]] not in derived]
+    for first, final in [*written_spans(list(nodes)), *read]:
         barred[first + 1] += 1
         barred[final + 1] -= 1
     sizes: list[int | None] = []

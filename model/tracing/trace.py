@@ -32,7 +32,7 @@ from .flow import gradient_flow, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .initialise import Recording, record, tied_names
-from .layouts import keep_copies
+from .layouts import keep_copies, refuse_strided_parts
 from .loss import outputs_with_gradient
 from .recurrent import split_layers
 from .regions import flatten
@@ -139,6 +139,7 @@ def _describe(
     wanted = {place for place, name in parameters.items() if model.get_parameter(name).requires_grad}
     flatten(program.graph, wanted)
     split_layers(program.graph, precision)
+    refuse_strided_parts(program.graph, {**parameters, **buffers, **constants})
     changes = isolate(program.graph, buffers)
     successors = functionalise(program.graph, {**parameters, **buffers, **constants}, inputs)
     successors = {**keep_copies(program.graph), **successors}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from agreement import WIDTH, agree, training_of
+from makara.model.errors import UntraceableModel
 from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import split
 from makara.model.partition.places import crossing_bytes
@@ -116,8 +117,26 @@ class Conjugate(Layered):
         return torch.stack([lower, torch.tanh(number.real) * whole.imag], -1) + lower.unsqueeze(-1)
 
 
+class Strided(Layered):
+    """Reads memory by strides of its own; those of the second are beyond what it is given."""
+
+    def between(self, h: Tensor) -> Tensor:
+        turned = torch.tanh(h.transpose(0, 1))
+        part = torch.tanh(h + 1)[:, 1:, :1]
+        rows = turned.as_strided((8, 2), (2, 1))
+        beyond = part.as_strided((4, 2), (1, 4), 3)
+        weights = self.turned.as_strided((2, 2), (1, 4), 1)
+        return h * rows[1].sum() + beyond.sum(0) * weights
+
+
+class StridedPart(Layered):
+    def between(self, h: Tensor) -> Tensor:
+        return h + self.part.as_strided((2, 2), (8, 1))
+
+
 CASES = (
     Conjugate,
+    Strided,
     TurnedBuffer,
     PartOfABuffer,
     ConstantNoise,
@@ -166,3 +185,9 @@ def test_what_crosses_a_cut_is_complete_in_its_bytes() -> None:
     for value in values.values():
         sent = torch.empty_like(value).set_(value.untyped_storage(), 0, value.shape)
         assert torch.equal(sent, value)
+
+
+def test_strides_over_a_part_of_a_larger_tensor_are_refused() -> None:
+    with pytest.raises(UntraceableModel, match="'part' by as_strided") as told:
+        trace(training_of(StridedPart), 4, 1)
+    assert "self.part.as_strided((2, 2), (8, 1))" in str(told.value)
