@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from agreement import agree, training_of
 from eager_runs import PreciseModel, run_eager
 from in_process import SEED, M, N, Workers, reference_of, same_bits
 from makara.model.data import Batches
@@ -131,6 +132,25 @@ def test_values_cross_with_the_type_that_autocast_gives_them() -> None:
     assert {value.dtype for values in chain.crossing for value in values} == {"bfloat16"}
     chain = chain_of(mixed(), "fp32", 2)
     assert {value.dtype for values in chain.crossing for value in values} == {"float32"}
+
+
+class ManyReaders(nn.Module):
+    """A residual stream in fp32 that many layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.readers = nn.ModuleList(nn.Linear(4, 4) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).float()
+        return sum((reader(h).float() for reader in self.readers), h)
+
+
+def test_gradients_of_what_crosses_are_added_in_its_own_type() -> None:
+    training = training_of(ManyReaders)
+    chain = agree(training, [2], 1e-6, "bf16")
+    assert [value.dtype for value in chain.crossing[0]] == ["float32"]
 
 
 def test_a_region_of_the_user_that_is_exempt_from_autocast_stays_exempt() -> None:

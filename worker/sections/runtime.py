@@ -150,6 +150,8 @@ class SectionRuntime:
             value = canonical(values[name].detach().to(self._device))
             if needs_grad:
                 leaves[name] = value.requires_grad_()
+                # No leaf: of leaves autocast keeps the cast, and so their gradients would be added in bf16.
+                value = value.view_as(value)
             arguments.append(laid_out(value, order))
         arguments += self.folded
         with self._autocast:
