@@ -169,7 +169,7 @@ def worths(prospects: Sequence[Prospect], ends_s: float = math.inf) -> list[floa
 
     Where none of them steps before that end, they are weighed as if it were not foreseen.
     """
-    if all(one.begins_s >= ends_s for one in prospects):
+    if all(one.begins_s >= ends_s and one.begins_s > 0 for one in prospects):
         ends_s = math.inf
     best_per_s = max(one.samples_per_s for one in prospects)
     return [worth(one, best_per_s, ends_s) for one in prospects]

@@ -109,6 +109,8 @@ def test_where_none_steps_before_the_end_that_is_foreseen_they_are_weighed_witho
     assert worths([slow, fast], 40.0) == worths([slow, fast])
     assert worths([slow, fast])[1] > worths([slow, fast])[0] > 0
     assert worths([slow, fast], 55.0)[0] > worths([slow, fast], 55.0)[1]
+    at_once = Prospect(samples_per_s=1.0, begins_s=0.0)
+    assert worths([at_once, fast], 0.0)[0] > worths([at_once, fast], 0.0)[1]
 
 
 @pytest.mark.parametrize("name", ["samples_per_s", "begins_s", "changes_per_s", "change_s"])

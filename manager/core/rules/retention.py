@@ -57,6 +57,8 @@ def take(context: Context) -> None:
 
 def retire_at_end(context: Context) -> None:
     """Keep only the newest `keep_latest_k`: nothing starts from the base any more. Sweeps delete the rest."""
+    if context.state.spec is None:  # of a job that is set aside
+        return
     for checkpoint in context.state.published[: -context.spec.checkpoint.keep_latest_k]:
         context.fact(CheckpointRetired(at=context.now, checkpoint=checkpoint))
 
