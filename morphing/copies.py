@@ -12,11 +12,10 @@ plans have as many copies as can be had.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from ..pipeline import Plan, Range, Schedule
 from ..simulator import Calibration
@@ -119,19 +118,15 @@ def least_vms(
     table = stage_table(calibration.with_optimizer_on_host() if on_host else calibration, schedule)
     num, modes = table.num_sections, (False, True) if recompute else (False,)
 
-    def too_large(start: int, stop: int) -> bool:
-        return all(table.memory(start, stop, mode).least_bytes > capacity_bytes for mode in modes)
+    def fits(start: int, stop: int) -> bool:
+        return any(table.memory(start, stop, mode).least_bytes <= capacity_bytes for mode in modes)
 
-    stages = reached = tried = 0  # stages so far; where they may end; where the last of them may begin
-    while reached < num:
-        farthest = max(
-            start + bisect_left(range(start + 1, num + 1), True, key=partial(too_large, start))
-            for start in range(tried, reached + 1)
+    fewest: list[float] = [0]  # stages that hold the sections before each; infinite: no number does
+    for stop in range(1, num + 1):
+        fewest.append(
+            1 + min((fewest[start] for start in range(stop) if fits(start, stop)), default=math.inf)
         )
-        if farthest == reached:
-            return None
-        stages, tried, reached = stages + 1, reached + 1, farthest
-    return -(-stages // workers_per_vm)
+    return None if math.isinf(fewest[num]) else math.ceil(fewest[num] / workers_per_vm)
 
 
 def _vms(count: int) -> str:

@@ -37,12 +37,12 @@ def nothing_fits(request: Request, looked_at: Sequence[Candidate]) -> str:
     if request.memory_limit_bytes is not None:
         capacity = min(capacity, request.memory_limit_bytes)
     recompute = request.recompute != "off"
-    alone = [_least_bytes(request, section, recompute) for section in range(request.num_sections)]
-    largest = max(range(request.num_sections), key=alone.__getitem__)
-    if alone[largest] > capacity:
+    least = [_least_bytes(request, section, recompute) for section in range(request.num_sections)]
+    largest = max(range(request.num_sections), key=least.__getitem__)
+    if least[largest] > capacity:
         return (
             f"no split of the model fits: {request.calibration.name(largest)} needs "
-            f"{megabytes(alone[largest])}, the workers have {megabytes(capacity)}; "
+            f"{megabytes(least[largest])}, the workers have {megabytes(capacity)}; "
             f"{_remedy(request, largest, capacity)}"
         )
     depths = sorted({row.pipeline_parallel_degree for row in looked_at})
@@ -72,6 +72,13 @@ def _remedy(request: Request, section: int, capacity: int) -> str:
 
 
 def _least_bytes(request: Request, section: int, recompute: bool) -> int:
-    """The memory of a worker that hosts only this section."""
-    table = stage_table(request.calibration, request.schedule)
-    return table.memory(section, section + 1, recompute).least_bytes
+    """The memory of a worker that hosts this section, alone or with neighbours if less crosses then."""
+    calibration = request.calibration
+    if request.optimizer_offload != "off":
+        calibration = calibration.with_optimizer_on_host()
+    table = stage_table(calibration, request.schedule)
+    return min(
+        table.memory(start, stop, recompute).least_bytes
+        for start in range(section + 1)
+        for stop in range(section + 1, request.num_sections + 1)
+    )

@@ -76,7 +76,12 @@ def test_n0_is_the_fewest_vms_that_there_is_a_plan_for() -> None:
         rng = random.Random(seed)
         per_vm, num = rng.choice([1, 2, 3]), rng.randint(1, 8)
         sizes = tuple(rng.randint(20, 200) for _ in range(num))
-        calibration = uniform(num, state_bytes=sizes, gradient_bytes=tuple(size // 2 for size in sizes))
+        calibration = uniform(
+            num,
+            state_bytes=sizes,
+            gradient_bytes=tuple(size // 2 for size in sizes),
+            cut_bytes=tuple(rng.choice([4, 150]) for _ in range(num - 1)),  # more sections may need less
+        )
         memory = rng.randint(150, 900)
         recompute = rng.choice([True, False])
         least = least_vms(calibration, memory, per_vm, recompute=recompute, on_host=False)
