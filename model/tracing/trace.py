@@ -28,12 +28,11 @@ from ..training import Training, build_module, call_user_code, set_training_mode
 from .calling import forward_call
 from .constants import settle_constants
 from .exporting import export
-from .flow import gradient_flow, reached_parameters
+from .flow import gradient_flow, outputs_with_gradient, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .initialise import Recording, record, tied_names
 from .layouts import keep_copies, refuse_strided_parts
-from .loss import outputs_with_gradient
 from .recurrent import split_layers
 from .regions import flatten
 from .scan import refuse_unheld

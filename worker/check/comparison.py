@@ -155,7 +155,7 @@ class Comparison:
         return False
 
     def _note_zeros(self) -> None:
-        """Where the loss looks at values, all outputs are taken to be used (`model.tracing.loss`)."""
+        """Where the loss looks at values, all outputs are taken to be used (`outputs_with_gradient`)."""
         ours, theirs = self._ours.gradients, self._theirs.gradients
         names = [name for name in ours if name not in theirs and not ours[name].any()]
         if names:
