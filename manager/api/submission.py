@@ -57,17 +57,15 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
         CallKind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds
     )
     job = _job_id(spec, submission.idempotency_key)
-    if job in service.jobs:
-        _check_same(service, job, spec, submission)
-        return job, False
-    stores = service.config.stores
-    await service.threads.run(CallKind.SUBMISSION, check_store, spec, job, secrets, stores)
-    await check_renting(service, spec)
-    start = await start_of(service, spec, secrets)
-    if job in service.jobs:  # the same submission came a second time while the store was asked
-        return job, False
-    await service.submit(job, pinned(spec, start), submission.bundle, secrets, start)
-    return job, True
+    if not await service.has_accepted(job):
+        stores = service.config.stores
+        await service.threads.run(CallKind.SUBMISSION, check_store, spec, job, secrets, stores)
+        await check_renting(service, spec)
+        start = await start_of(service, spec, secrets)
+        if await service.submit(job, pinned(spec, start), submission.bundle, secrets, start):
+            return job, True
+    _check_same(service, job, spec, submission)
+    return job, False
 
 
 async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Preview:
@@ -179,7 +177,7 @@ def _field_and_rest(message: str) -> tuple[str, str]:
 
 
 def _job_id(spec: JobSpec, key: str | None) -> str:
-    """The name and six hex digits, derived from the key if given, so that a repetition finds its job."""
+    """The name and hex digits, derived from the key if given, so that a repetition finds its job."""
     suffix = hashlib.sha256(f"{spec.name}\0{key}".encode()).hexdigest()[:12] if key else random.token_hex(3)
     return f"{spec.name}-{suffix}"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,7 +22,7 @@ from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import other_weights
 from .bundle import pack
 from .check import summary
-from .client import Client, Unreachable, connect
+from .client import Client, NoAnswer, Unreachable, connect
 from .costs.asking import check_somebody_answers, is_wanted
 from .progress import ProgressDisplay, ways_on
 from .resume import values_of
@@ -29,6 +31,7 @@ from .user_code import UserCodeRefused, settings_of, try_out
 _ENDED = ("finished", "stopped", "failed")
 NOT_WANTED = 1  # the exit status, which is that of a job that failed as well
 _RETRY_S = 1.0
+_CHECK_S = 180.0  # the manager gives its address and the clouds 45 s each, and asks the store as well
 _GO_ON = (
     "Where the model's forward, backward or weights differ and that is well so: --skip-comparison leaves the "
     "step out, and says so"
@@ -52,7 +55,7 @@ def apply(options: argparse.Namespace) -> int:
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
     with connect(options) as client:
         # Before trying the code, which takes half a minute.
-        answer = client.post("/jobs/check", data=form, headers=headers) or {}
+        answer = client.post("/jobs/check", data=form, headers=headers, timeout=_CHECK_S) or {}
     quote = answer.get("quote")
     check_somebody_answers(options, quote)
     bundle = packed(spec, workdir, answer)
@@ -65,7 +68,7 @@ def apply(options: argparse.Namespace) -> int:
     if quote is not None and not is_wanted(options, spec, quote):
         return NOT_WANTED
     with connect(options) as client:
-        answer = submit(client, form, bundle, headers)
+        answer = submit(client, form, bundle, options.idempotency_key)
         accepted = f"job {answer['job']} accepted; status page: {client.url}"
         if not options.json:
             print(accepted)
@@ -74,12 +77,24 @@ def apply(options: argparse.Namespace) -> int:
         return 0 if options.detach else follow(client, answer["job"], options.json)
 
 
-def submit(
-    client: Client, form: Mapping[str, str], bundle: bytes, headers: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Post a job; returns the manager's answer, which names it."""
+def submit(client: Client, form: Mapping[str, str], bundle: bytes, key: str | None = None) -> dict[str, Any]:
+    """Post a job; returns the manager's answer, which names it.
+
+    Without an answer in time it is posted once more. Both have the same key, so that they are one job.
+    """
+    key = key or secrets.token_hex(16)
     files = {"bundle": ("bundle.tar.gz", bundle, "application/gzip")}
-    return client.post("/jobs", data=form, files=files, headers=headers)
+    headers = {"Idempotency-Key": key}
+    post = partial(client.post, "/jobs", data=form, files=files, headers=headers, timeout=_CHECK_S)
+    try:
+        return post()
+    except NoAnswer:
+        pass
+    try:
+        return post()
+    except Unreachable as error:
+        what = f"it may have accepted the job: `makara ps` tells, and --idempotency-key {key} sends it again"
+        raise Unreachable(f"{error}; {what}") from error
 
 
 def packed(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:

@@ -29,6 +29,10 @@ class Unreachable(Exception):
     """No manager answers at that address."""
 
 
+class NoAnswer(Unreachable):
+    """The manager was sent a request and has not answered in time; it may carry it out all the same."""
+
+
 class RequestRefused(Exception):
     """The manager refused the request. `errors` holds (field, message) for faults of fields."""
 
@@ -98,6 +102,8 @@ class Client:
 
         try:
             response = self._http.request(method, path, **arguments)
+        except httpx.ReadTimeout as error:
+            raise NoAnswer(f"the manager at {self.url} does not answer in time") from error
         except httpx.TransportError as error:
             raise Unreachable(f"no manager answers at {self.url}: {error}") from error
         if response.status_code >= 400:

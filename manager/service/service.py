@@ -266,12 +266,18 @@ class Service:
         bundle: bytes,
         secrets: Mapping[str, str],
         start: StartSource | None = None,
-    ) -> None:
-        """Accept a job under a new id. Durable, with its files, on return; on an error nothing is stored.
+    ) -> bool:
+        """Accept a job; False, and nothing is done, if there is one of this id. Durable, with its files, on
+        return; on an error nothing is stored.
 
         Cancelling the caller (the server ends, and with it its requests) does not interrupt this half way.
         """
-        await self._whole(self._submit(job, spec, bundle, secrets, start))
+        return await self._whole(self._submit(job, spec, bundle, secrets, start))
+
+    async def has_accepted(self, job: str) -> bool:
+        """Whether there is a job of this id; one that is just being stored is waited for."""
+        async with self._submitting:
+            return job in self.jobs
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, which runs to its end even if the caller is cancelled."""
@@ -287,9 +293,10 @@ class Service:
         bundle: bytes,
         secrets: Mapping[str, str],
         start: StartSource | None,
-    ) -> None:
+    ) -> bool:
         async with self._submitting:
-            assert job not in self.jobs, f"job {job} exists"
+            if job in self.jobs:
+                return False
             sha256 = await self.threads.run(CallKind.FILES, self.files.store, job, bundle, secrets)
             self.jobs[job] = Job(job, [], [])
             try:
@@ -303,6 +310,7 @@ class Service:
                     del self.jobs[job]
                     await self.threads.run(CallKind.FILES, self.files.forget, job)
                 raise
+            return True
 
     async def stop(self, job: str) -> None:
         """Have the job publish a checkpoint and end; does nothing if it has ended."""
