@@ -351,22 +351,32 @@ def morphs(state: JobState, first_steps: Mapping[int, FirstStep]) -> list[MorphV
     shown = state.history[-_MOST_MORPHS:]
     earlier = state.history[: len(state.history) - len(shown)]
     before = next((g.shape for g in reversed(earlier) if g.formed is not None), None)
+    # Numbers of those that formed, by their ends; of several that ended at a time, the first.
+    formed = {g.ended_at: g.number for g in reversed(state.history) if g.formed is not None}
     views: list[MorphView] = []
     for generation in sorted((*shown, *present), key=lambda generation: generation.number):
-        views.append(_morph(state, generation, before, first_steps.get(generation.number)))
+        stepped = formed.get(generation.opened_at, generation.number) < generation.number
+        first_step = first_steps.get(generation.number)
+        views.append(_morph(state, generation, before, first_step, stepped=stepped))
         if generation.formed is not None:
             before = generation.shape
     return views
 
 
 def _morph(
-    state: JobState, generation: Generation, before: str | None, first_step: FirstStep | None
+    state: JobState,
+    generation: Generation,
+    before: str | None,
+    first_step: FirstStep | None,
+    *,
+    stepped: bool,
 ) -> MorphView:
+    """`stepped`: whether the plan of before still stepped as this generation was opened."""
     marks = {
         "decide": generation.planned_at,
         "prepare": generation.prepared_at,
         "open": generation.opened_at,
-        "finish": _finished_at(state, generation),
+        "finish": _finished_at(generation) if stepped else None,
         "form": generation.formed_at,
         "first_step": None if first_step is None else first_step.at,
     }
@@ -394,13 +404,11 @@ def _morph(
     )
 
 
-def _finished_at(state: JobState, generation: Generation) -> float | None:
-    """When the plan of before had finished its step, if it still stepped as this generation was opened."""
+def _finished_at(generation: Generation) -> float | None:
+    """When the plan of before, which still stepped, had finished its step."""
     if generation.formed is None or generation.formed_at is None:
         return None
-    earlier = (g for g in state.history if g.number < generation.number and g.formed is not None)
-    stepped = any(g.ended_at == generation.opened_at for g in earlier)
-    return generation.formed_at - forming_s(generation.formed) if stepped else None
+    return generation.formed_at - forming_s(generation.formed)
 
 
 def step_in_flight(
