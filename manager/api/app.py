@@ -15,6 +15,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ...checkpoint import StoreUnavailable
 from ..config import is_loopback
+from ..service.quarantine import Quarantined
 from ..service.service import Service
 from ..spec.job_spec import JobSpecError
 from . import agents, boot, decisions, draining, machines, prometheus, web
@@ -120,6 +121,7 @@ _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[Respon
     JobSpecError: _spec_error,
     KeyUsed: _conflict,
     CannotGoOn: _conflict,
+    Quarantined: _conflict,
     StoreUnavailable: _away,
     CloudAway: _away,
 }

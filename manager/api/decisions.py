@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from ..core.alternatives import Alternative
@@ -14,6 +14,7 @@ from ..service.journal import StoredFact
 from ..threads import CallKind
 from .auth import service_of
 from .job_names import AskedJob
+from .query import Since
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
@@ -41,7 +42,7 @@ class DecisionsView(BaseModel):
 
 
 @router.get("/jobs/{job}/decisions")
-async def decisions(job: AskedJob, request: Request, since: Annotated[int, Query(ge=0)] = 0) -> DecisionsView:
+async def decisions(job: AskedJob, request: Request, since: Since = 0) -> DecisionsView:
     """What was weighed for each decision, oldest first, after sequence number `since`."""
     service = service_of(request)
     stored = await service.threads.run(CallKind.HISTORY, service.journal.facts, job.job, since)

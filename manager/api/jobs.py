@@ -30,6 +30,7 @@ from .before_renting import MachineType
 from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
 from .job_names import AskedJob
+from .query import MOST, Since
 from .starting import StartView
 from .submission import Submission, accept, check_settings
 
@@ -232,13 +233,13 @@ async def export(job: AskedJob, body: Wanted, request: Request) -> ExportView:
 
 
 @router.get("/jobs/{job}/events")
-async def events(job: AskedJob, request: Request, since: Annotated[int, Query(ge=0)] = 0) -> EventsView:
+async def events(job: AskedJob, request: Request, since: Since = 0) -> EventsView:
     """The job's history after sequence number `since`."""
     return EventsView(events=await _history(service_of(request), job.job, since))
 
 
 @router.get("/jobs/{job}/metrics", response_model=MetricsView)
-async def metrics(job: AskedJob, request: Request, since: Annotated[int, Query(ge=0)] = 0) -> Response:
+async def metrics(job: AskedJob, request: Request, since: Since = 0) -> Response:
     """Loss, gradient norm and time of each committed step after step `since`."""
     service, state = service_of(request), job.state
 
@@ -261,7 +262,7 @@ async def calibration(job: AskedJob) -> dict[str, Any]:
 async def vms(
     job: AskedJob,
     request: Request,
-    offset: Annotated[int, Query(ge=0)] = 0,
+    offset: Annotated[int, Query(ge=0, le=MOST)] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
 ) -> VmsView:
     """All VMs that the job ever requested, in order; `limit` of them from `offset` on."""
@@ -289,11 +290,13 @@ async def logs(job: AskedJob, request: Request, vm: str | None = None) -> LogsVi
 @router.get("/jobs/{job}/stream")
 @router.get("/jobs/{job}/events/stream")
 async def stream(
-    job: AskedJob, request: Request, grant: User, last_event_id: Annotated[str, Header()] = ""
+    job: AskedJob,
+    request: Request,
+    grant: User,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MOST)] = None,
 ) -> Response:
     """Server-sent events: `status` (the whole job), `step`, `fact`. Last-Event-ID resumes the facts."""
-    after = int(last_event_id) if last_event_id.isdigit() else None
-    updates = _updates(service_of(request), job, after, grant)
+    updates = _updates(service_of(request), job, last_event_id, grant)
     return EventSourceResponse(updates, ping=15, headers={"Cache-Control": "no-store"})
 
 

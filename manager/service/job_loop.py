@@ -158,8 +158,7 @@ class JobLoops:
         except ManagerFailed:
             raise
         except Exception as error:
-            self._quarantine(job, error)
-            raise Quarantined(str(error)) from error
+            raise Quarantined(self._quarantine(job, error).reason) from error
 
     async def _carry_out(self, job: Job, decision: Decision) -> None:
         """Journal the decision, then apply it and have it carried out."""
@@ -185,7 +184,7 @@ class JobLoops:
 
     # ---- a job that is set aside ---------------------------------------------------------------------------
 
-    def _quarantine(self, job: Job, error: Exception) -> None:
+    def _quarantine(self, job: Job, error: Exception) -> Quarantine:
         now = self._out.clock()
         if job.failures and now - job.failed_at > 2 * self._longest_retry_s:
             job.failures = 0
@@ -193,6 +192,7 @@ class JobLoops:
         job.failures, job.failed_at, job.dirty = job.failures + 1, now, True
         job.quarantine = quarantine_for(error, now, now + wait_s)
         log.error("job %s is set aside for %.0f s", job.job, wait_s, exc_info=error)
+        return job.quarantine
 
     async def _while_set_aside(self, job: Job, quarantine: Quarantine, event: Event) -> None:
         """Resume the job if it is time or a person asks for something; else drop the event."""
@@ -203,7 +203,7 @@ class JobLoops:
         if quarantine.readable and wanted and await self._try_to_resume(job, event):
             return
         if not asked and not isinstance(event, Tick):
-            raise Quarantined(quarantine.error)
+            raise Quarantined(quarantine.reason)
         decision = stop_set_aside(
             job.state,
             _as_reported(job, now, since=0.0),

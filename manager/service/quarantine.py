@@ -20,7 +20,7 @@ STATUS = "quarantined"
 
 
 class Quarantined(Exception):
-    """The job is set aside, so the event was not decided on."""
+    """The job is set aside, so the event was not decided on; the message is the quarantine's reason."""
 
 
 @dataclass(frozen=True, slots=True)

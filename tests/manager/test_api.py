@@ -153,6 +153,35 @@ def test_what_does_not_exist_is_404(manager: Manager) -> None:
         manager.client.post("/vms/nobody/fault", json={"kind": "kill"})
 
 
+HUGE = "9" * 30
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("events", "since"), ("metrics", "since"), ("decisions", "since"), ("vms", "offset")],
+)
+@pytest.mark.parametrize("number", ["-1", HUGE, "9" * 5000], ids=["negative", "huge", "thousands of digits"])
+def test_a_number_that_no_history_reaches_is_refused_by_the_name_of_its_parameter(
+    manager: Manager, tmp_path: Path, path: str, name: str, number: str
+) -> None:
+    job = manager.submit(tmp_path.parent / "bounds", key="bounds").json()["job"]
+    admin = {"Authorization": f"Bearer {manager.token}"}
+    answer = manager.http.get(f"/api/v1/jobs/{job}/{path}", params={name: number}, headers=admin)
+    assert list(fields(answer)) == [name]
+
+
+@pytest.mark.parametrize(
+    "number", [HUGE, "9" * 5000, b"\xb2"], ids=["huge", "thousands of digits", "squared"]
+)
+def test_a_last_event_id_that_no_event_has_is_refused(
+    manager: Manager, tmp_path: Path, number: str | bytes
+) -> None:
+    job = manager.submit(tmp_path.parent / "bounds", key="bounds").json()["job"]
+    shown = {b"Authorization": f"Bearer {manager.token}".encode()}
+    shown[b"Last-Event-ID"] = number if isinstance(number, bytes) else number.encode()
+    assert list(fields(manager.http.get(f"/api/v1/jobs/{job}/stream", headers=shown))) == ["last-event-id"]
+
+
 def test_the_stream_tells_the_present_then_history_after_an_id(manager: Manager, tmp_path: Path) -> None:
     job = manager.submit(tmp_path / "store").json()["job"]
     manager.wait(job, lambda view: len(view["vms"]) == 2)

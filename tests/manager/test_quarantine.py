@@ -7,11 +7,13 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from in_service import Desk, FakeConnection, desk
 from makara.manager import core
+from makara.manager.api.app import create_app
 from makara.manager.core.commands import ReleaseVm
-from makara.manager.core.events import Batch, Event, ReportReceived
+from makara.manager.core.events import Batch, ContinueRequested, DrainRequested, Event, ReportReceived
 from makara.manager.core.facts import VmNoticed
 from makara.manager.service import job_loop
 from makara.manager.service.views import JobView, job_view
@@ -215,5 +217,58 @@ def test_a_fact_that_would_not_read_back_sets_its_job_aside_and_is_not_stored(
             assert "vm_joined" in [entry.fact.fact for entry in here.service.journal.facts(GOOD)]
         async with desk(tmp_path) as here:
             assert view(here).status != "quarantined"
+
+    asyncio.run(play())
+
+
+# ---- what users are answered -------------------------------------------------------------------------------
+
+
+async def posted(here: Desk, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    """The API's answer to the administrator."""
+    token = here.service.tokens.ensure_admin(here.service.config.admin_token_file)
+    transport = httpx.ASGITransport(create_app(here.service), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/api/v1") as client:
+        return await client.post(path, json=body, headers={"Authorization": f"Bearer {token}"})
+
+
+def says_why(answer: httpx.Response, error: str) -> bool:
+    assert answer.status_code == 409, answer.text
+    told: str = answer.json()["detail"]
+    return error in told and "tries again by itself" in told
+
+
+def test_what_is_asked_of_a_job_that_is_set_aside_is_refused_with_the_reason(
+    tmp_path: Path, fault: Fault
+) -> None:
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await two_jobs(here)
+            assert says_why(await posted(here, f"/vms/{here.vms(BAD)[0]}/drain"), "no such device")
+
+    asyncio.run(play())
+
+
+def test_what_sets_a_job_aside_as_it_is_asked_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(state: Any, observations: Any, event: Event, *rest: Any) -> Any:
+        if isinstance(event, ContinueRequested | DrainRequested):
+            raise IndexError("no such device")
+        return core.decide(state, observations, event, *rest)
+
+    monkeypatch.setattr(job_loop, "decide", decide)
+
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            store = (tmp_path / "store").as_uri()
+            await here.submit(BAD, checkpoint={"uri": store})
+            await here.tick()
+            assert says_why(await posted(here, f"/vms/{here.vms(BAD)[0]}/drain"), "no such device")
+            await here.service.stop(BAD)
+            while here.service.jobs[BAD].state.ended is None:
+                await here.until(lambda: not here.service.effects._tasks)
+                await here.tick(1.0)
+            assert says_why(await posted(here, f"/jobs/{BAD}/resume", {}), "no such device")
 
     asyncio.run(play())
