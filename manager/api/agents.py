@@ -15,6 +15,7 @@ from collections import deque
 from functools import partial
 
 from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
+from fastapi.responses import FileResponse
 
 from ...protocol.frames import Malformed, Misfit, makara_version, read_report_or_beat
 from ...protocol.messages import (
@@ -219,8 +220,8 @@ async def bundle(job: str, request: Request) -> Response:
     """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
     service = service_of(request)
     await vm_of_job(request, job, Scope.WORKER)
-    data = await service.threads.run(CallKind.FILES, service.files.bundle(job).read_bytes)
-    return Response(data, media_type="application/gzip")
+    # Streamed: many VMs that boot together each fetch it, and it may be large.
+    return FileResponse(service.files.bundle(job), media_type="application/gzip")
 
 
 @router.get("/jobs/{job}/secrets")
