@@ -53,13 +53,13 @@ class Authority:
     def renew(self) -> None:
         """Use a new certificate for connections that begin from now on."""
         key = ec.generate_private_key(ec.SECP256R1())
-        self._ends = min(self._now() + _LIFE, self._certificate.not_valid_after_utc)
+        ends = min(self._now() + _LIFE, self._certificate.not_valid_after_utc)
         certificate = (
             _builder(self._certificate.subject, key.public_key(), self._key.public_key())
             .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Makara manager")]))
             # Earlier than now, since this machine's clock may be ahead of others'.
             .not_valid_before(self._certificate.not_valid_before_utc)
-            .not_valid_after(self._ends)
+            .not_valid_after(ends)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
             .add_extension(x509.SubjectAlternativeName(map(_general_name, self._names)), critical=False)
@@ -67,16 +67,20 @@ class Authority:
         )
         write_private(self._file, (_pem(certificate) + _key_pem(key)).encode())
         self.context.load_cert_chain(self._file)
+        self._ends = ends
 
     def offered(self, *_: object) -> ssl.SSLContext:
         """The TLS context of the server; always the same object."""
         return self.context
 
     async def keep_renewed(self) -> None:
-        """Renew the certificate when due, until cancelled."""
+        """Renew the certificate when due, until cancelled. If that fails (a full disk), try again later."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self.renew_if_due()
+            try:
+                self.renew_if_due()
+            except Exception:
+                log.exception("the certificate, which ends on %s, cannot be renewed now", self._ends.date())
 
     def renew_if_due(self) -> bool:
         """Renew the certificate if it is due; return whether it was."""

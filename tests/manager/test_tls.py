@@ -14,11 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 from cryptography import x509
+from makara.manager import authority as authority_module
 from makara.manager import server
 from makara.manager.authority import Authority, names_of
 from makara.manager.cli import main as cli
 from makara.manager.cli.client import Client, Unreachable
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ConfigError, ServerConfig, write_private
 from makara.protocol.messages import BootConfig
 from makara.worker.agent import agent
 from makara.worker.agent.bundles import fetch_secrets
@@ -75,6 +76,34 @@ def test_a_certificate_is_renewed_long_before_it_ends(authority: Authority, wall
     assert not authority.renew_if_due()
     wall.now += 10 * DAY_S
     assert authority.renew_if_due()
+    assert not authority.renew_if_due()
+
+
+def test_a_renewal_that_fails_is_told_and_tried_again(
+    authority: Authority, wall: Wall, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = asyncio.Event()
+    failures = [OSError(28, "No space left on device")] * 2
+
+    def write(path: Path, content: bytes) -> None:
+        if failures:
+            raise failures.pop()
+        write_private(path, content)
+        written.set()
+
+    monkeypatch.setattr(authority_module, "write_private", write)
+    monkeypatch.setattr(authority_module, "_LOOK_S", 0.0)
+
+    async def play() -> None:
+        renewing = asyncio.create_task(authority.keep_renewed())
+        waiting = asyncio.create_task(written.wait())
+        await asyncio.wait([renewing, waiting], return_when=asyncio.FIRST_COMPLETED)
+        assert waiting.done(), "renewing goes on until the disk has room"
+        renewing.cancel()
+
+    wall.now += 40 * DAY_S
+    asyncio.run(play())
+    assert caplog.text.count("No space left on device") == 2
     assert not authority.renew_if_due()
 
 
