@@ -15,7 +15,10 @@ async function call(method, path, body) {
     show("sign-in");
     throw new Error("signed out");
   }
-  if (!response.ok) throw new Error((await response.json()).detail);
+  if (!response.ok) {
+    const { detail } = await response.json();
+    throw Object.assign(new Error(detail), { status: response.status });
+  }
   return response.status === 204 ? null : response.json();
 }
 

@@ -16,7 +16,7 @@ async function followJob(name, mine) {
   } catch (error) {
     if (mine !== visit || !at("sign-in").hidden) return;
     lost();
-    if (error.message.startsWith("job:")) location.hash = "#/"; // there is no such job
+    if (error.status === 404) location.hash = "#/"; // there is no such job
     else timer = setTimeout(route, RETRY_MS);
     return;
   }

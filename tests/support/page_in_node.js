@@ -1,6 +1,7 @@
 "use strict";
 // The page's own functions in Node, with as much of a document as they use.
-// node page_in_node.js FOLDER SCRIPT... < code: runs the code after the scripts, and prints its value as JSON.
+// node page_in_node.js FOLDER SCRIPT... < code: runs the code after the scripts, and prints its value (or
+// what it promises) as JSON. Nobody answers `fetch`, unless the code replaces it; timers do not run.
 
 const fs = require("node:fs");
 const path = require("node:path");
@@ -28,6 +29,7 @@ class Node {
   insertRow() { return this.added("tr"); }
   insertCell() { return this.added("td"); }
   addEventListener(name, listener) { this.listeners[name] = listener; }
+  querySelector(tag) { return this.all(tag)[0] || this.added(tag); }
   set textContent(text) {
     this.children = [];
     this.text = String(text);
@@ -36,8 +38,21 @@ class Node {
   all(tag) { return this.children.flatMap((child) => [...(child.tag === tag ? [child] : []), ...child.all(tag)]); }
 }
 
-const document = { createElement: (tag) => new Node(tag) };
-const context = vm.createContext({ Node, document, console });
+const byId = {};
+const document = { createElement: (tag) => new Node(tag), getElementById: (id) => (byId[id] ??= new Node(id)) };
+const timers = [];
+const context = vm.createContext({
+  Node,
+  document,
+  console,
+  timers,
+  window: new Node("window"),
+  location: { hash: "" },
+  fetch: () => new Promise(() => {}),
+  setTimeout: (call) => timers.push(call),
+  clearTimeout: () => {},
+});
 const [folder, ...scripts] = process.argv.slice(2);
 for (const name of scripts) vm.runInContext(fs.readFileSync(path.join(folder, name), "utf8"), context, { filename: name });
-process.stdout.write(JSON.stringify(vm.runInContext(fs.readFileSync(0, "utf8"), context, { filename: "code" })));
+Promise.resolve(vm.runInContext(fs.readFileSync(0, "utf8"), context, { filename: "code" }))
+  .then((value) => process.stdout.write(JSON.stringify(value)));
