@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from ..core.alternatives import Alternative
@@ -14,7 +14,7 @@ from ..service.journal import StoredFact
 from ..threads import CallKind
 from .auth import service_of
 from .job_names import AskedJob
-from .query import Since
+from .query import Limit, Since
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
@@ -41,12 +41,18 @@ class DecisionsView(BaseModel):
     decisions: list[DecisionView]
 
 
-@router.get("/jobs/{job}/decisions")
-async def decisions(job: AskedJob, request: Request, since: Since = 0) -> DecisionsView:
-    """What was weighed for each decision, oldest first, after sequence number `since`."""
+@router.get("/jobs/{job}/decisions", response_model=DecisionsView)
+async def decisions(job: AskedJob, request: Request, since: Since = 0, limit: Limit = None) -> Response:
+    """What was weighed for each decision, oldest first, after sequence number `since`; or for the newest
+    `limit` of those decisions."""
     service = service_of(request)
-    stored = await service.threads.run(CallKind.HISTORY, service.journal.facts, job.job, since)
-    return DecisionsView(decisions=weighed_in(stored))
+
+    def read() -> bytes:
+        found = weighed_in(service.journal.facts(job.job, since))
+        newest = found if limit is None else found[-limit:]
+        return DecisionsView(decisions=newest).model_dump_json().encode()
+
+    return Response(await service.threads.run(CallKind.HISTORY, read), media_type="application/json")
 
 
 def weighed_in(history: Iterable[StoredFact]) -> list[DecisionView]:

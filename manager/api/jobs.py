@@ -30,7 +30,7 @@ from .before_renting import MachineType
 from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
 from .job_names import AskedJob
-from .query import MOST, Since
+from .query import MOST, Limit, Since
 from .starting import StartView
 from .submission import Submission, accept, check_settings
 
@@ -232,10 +232,15 @@ async def export(job: AskedJob, body: Wanted, request: Request) -> ExportView:
     return await export_now(service_of(request), job, body.step, body.secrets)
 
 
-@router.get("/jobs/{job}/events")
-async def events(job: AskedJob, request: Request, since: Since = 0) -> EventsView:
-    """The job's history after sequence number `since`."""
-    return EventsView(events=await _history(service_of(request), job.job, since))
+@router.get("/jobs/{job}/events", response_model=EventsView)
+async def events(job: AskedJob, request: Request, since: Since = 0, limit: Limit = None) -> Response:
+    """The job's history after sequence number `since`, or the newest `limit` entries of that."""
+    service = service_of(request)
+
+    def read() -> bytes:
+        return EventsView(events=_history(service, job.job, since, limit)).model_dump_json().encode()
+
+    return Response(await service.threads.run(CallKind.HISTORY, read), media_type="application/json")
 
 
 @router.get("/jobs/{job}/metrics", response_model=MetricsView)
@@ -329,9 +334,23 @@ def _view(service: Service, runtime: Job) -> JobView:
     return job_view(runtime, service.effects.trouble.get(runtime.job, {}), service.clock())
 
 
-async def _history(service: Service, job: str, since: int) -> list[FactView]:
-    stored = await service.threads.run(CallKind.HISTORY, service.journal.facts, job, since)
+def _history(service: Service, job: str, since: int, limit: int | None = None) -> list[FactView]:
+    """Blocking: a history may be long."""
+    stored = service.journal.facts(job, since, limit)
     return [FactView(sequence=s.sequence, at=s.fact.at, fact=to_json(s.fact)) for s in stored]
+
+
+async def _missed(service: Service, job: str, since: int) -> list[dict[str, str]]:
+    """The facts after `since`, as server-sent events."""
+
+    def read() -> list[dict[str, str]]:
+        return [_sent_fact("fact", entry) for entry in _history(service, job, since)]
+
+    return await service.threads.run(CallKind.HISTORY, read)
+
+
+def _sent_fact(kind: str, entry: FactView) -> dict[str, str]:
+    return {"event": kind, "id": str(entry.sequence), "data": entry.model_dump_json()}
 
 
 async def _updates(
@@ -341,9 +360,9 @@ async def _updates(
     with service.hub.subscribe(runtime.job, grant.token_id) as subscription:
         yield {"event": "status", "data": _view(service, runtime).model_dump_json()}
         sent = runtime.sequence if after is None else after
-        for entry in await _history(service, runtime.job, sent):
-            sent = entry.sequence
-            yield {"event": "fact", "id": str(sent), "data": entry.model_dump_json()}
+        for message in await _missed(service, runtime.job, sent):
+            sent = int(message["id"])
+            yield message
         async for message in _live(service, runtime, subscription, sent):
             yield message
 
@@ -353,15 +372,15 @@ async def _live(
 ) -> AsyncIterator[dict[str, str]]:
     while (update := await subscription.next()) is not None:
         if update.kind == "behind":
-            for entry in await _history(service, runtime.job, sent):
-                sent = entry.sequence
-                yield {"event": "fact", "id": str(sent), "data": entry.model_dump_json()}
+            for message in await _missed(service, runtime.job, sent):
+                sent = int(message["id"])
+                yield message
         elif update.sequence is None:
             yield {"event": update.kind, "data": json.dumps(update.data)}
         elif update.sequence > sent:
             sent = update.sequence
             entry = FactView(sequence=update.sequence, at=update.data["at"], fact=update.data)
-            yield {"event": update.kind, "id": str(update.sequence), "data": entry.model_dump_json()}
+            yield _sent_fact(update.kind, entry)
 
 
 def _tails(folders: Sequence[Path]) -> dict[str, str]:

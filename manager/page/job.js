@@ -4,6 +4,7 @@
 const ENDED = ["finished", "stopped", "failed"];
 const RETRY_MS = 3000;
 const COST_MS = 30000; // VMs cost also while nothing happens
+const MOST_EVENTS = 500; // that are shown, and searched for decisions
 let job = null;
 let steps = [];
 let facts = new Map(); // by sequence number
@@ -60,7 +61,10 @@ async function costOn(base, mine) {
 async function catchUp(base, mine) {
   connection("live", "live");
   const known = Math.max(0, ...facts.keys());
-  const [metrics, events] = await Promise.all([call("GET", `${base}/metrics`), call("GET", `${base}/events?since=${known}`)]);
+  const [metrics, events] = await Promise.all([
+    call("GET", `${base}/metrics`),
+    call("GET", `${base}/events?since=${known}&limit=${MOST_EVENTS}`),
+  ]);
   if (mine !== visit) return;
   const stored = metrics.metrics;
   const last = stored.length ? stored[stored.length - 1].step : -1;
@@ -82,7 +86,7 @@ function addSteps(added) {
 
 function addFacts(added) {
   for (const entry of added) facts.set(entry.sequence, entry);
-  const newest = [...facts.keys()].sort((a, b) => b - a).slice(0, 500);
+  const newest = [...facts.keys()].sort((a, b) => b - a).slice(0, MOST_EVENTS);
   at("events").replaceChildren(...newest.map((sequence) => eventLine(facts.get(sequence), job.job)));
   at("decisions").replaceChildren(decisionList([...facts.values()], job.job));
 }

@@ -86,7 +86,7 @@ class Journal(Protocol):
         self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int | None = None
     ) -> int: ...
 
-    def facts(self, job: str, after: int = 0) -> list[StoredFact]: ...
+    def facts(self, job: str, after: int = 0, limit: int | None = None) -> list[StoredFact]: ...
 
     def jobs(self) -> list[str]: ...
 
@@ -150,14 +150,16 @@ class SqliteJournal:
             )
         return newest + len(facts)
 
-    def facts(self, job: str, after: int = 0) -> list[StoredFact]:
-        """The facts of a job after sequence number `after`, in order."""
+    def facts(self, job: str, after: int = 0, limit: int | None = None) -> list[StoredFact]:
+        """The newest `limit` facts of a job after sequence number `after`, in order."""
         rows = self._read(
-            "SELECT sequence, at, fact FROM facts WHERE job = ? AND sequence > ? ORDER BY sequence",
+            "SELECT sequence, at, fact FROM facts WHERE job = ? AND sequence > ?"
+            " ORDER BY sequence DESC LIMIT ?",
             job,
             after,
+            -1 if limit is None else limit,
         )
-        return [StoredFact(int(row[0]), _fact(row[1], row[2])) for row in rows]
+        return [StoredFact(int(row[0]), _fact(row[1], row[2])) for row in reversed(rows)]
 
     def jobs(self) -> list[str]:
         """Every job ever submitted, oldest first."""

@@ -158,7 +158,14 @@ HUGE = "9" * 30
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("events", "since"), ("metrics", "since"), ("decisions", "since"), ("vms", "offset")],
+    [
+        ("events", "since"),
+        ("events", "limit"),
+        ("metrics", "since"),
+        ("decisions", "since"),
+        ("decisions", "limit"),
+        ("vms", "offset"),
+    ],
 )
 @pytest.mark.parametrize("number", ["-1", HUGE, "9" * 5000], ids=["negative", "huge", "thousands of digits"])
 def test_a_number_that_no_history_reaches_is_refused_by_the_name_of_its_parameter(

@@ -41,6 +41,9 @@ def test_facts_come_back_in_order_and_typed(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         assert [f.fact for f in journal.facts("a")] == [*facts, StopOrdered(at=5.0)]
         assert [f.sequence for f in journal.facts("a", after=2)] == [3, 4]
+        assert [f.sequence for f in journal.facts("a", limit=3)] == [2, 3, 4]
+        assert [f.sequence for f in journal.facts("a", after=2, limit=3)] == [3, 4]
+        assert [f.sequence for f in journal.facts("a", after=2, limit=1)] == [4]
         assert journal.jobs() == ["a", "b"]
 
 

@@ -93,6 +93,23 @@ def test_the_page_leaves_a_job_that_does_not_exist_and_tries_others_again(
     assert value_of(code, "words.js", "draw.js", "decisions.js", "job.js", "app.js") == [address, num_timers]
 
 
+def test_the_page_asks_for_no_more_events_than_it_shows() -> None:
+    code = """
+        const asked = [];
+        fetch = async (path) => {
+          asked.push(path);
+          const events = [{ sequence: 7, at: 1, fact: { fact: "stop_ordered", at: 1 } }];
+          return { ok: true, status: 200, json: async () => ({ metrics: [], events }) };
+        };
+        job = { job: "j", steps: 9 };
+        drawSoon = () => {};
+        const again = () => catchUp("/base", visit);
+        again().then(again).then(() => asked.filter((path) => path.includes("/events")));
+    """
+    asked = value_of(code, "words.js", "draw.js", "decisions.js", "job.js", "app.js")
+    assert asked == ["/base/events?since=0&limit=500", "/base/events?since=7&limit=500"]
+
+
 def test_only_files_of_the_page_are_served(browser: httpx.Client) -> None:
     assert browser.get("/page/nothing.js").status_code == 404
     assert browser.get("/page/..%2fsite.py").status_code == 404

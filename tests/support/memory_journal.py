@@ -36,9 +36,10 @@ class MemoryJournal:
             self._commands.setdefault(command.key, (job, readable_text(_COMMANDS, command)))
         return len(stored)
 
-    def facts(self, job: str, after: int = 0) -> list[StoredFact]:
-        texts = self._facts.get(job, [])[after:]
-        return [StoredFact(n, read_back(_FACTS, at, text)) for n, (at, text) in enumerate(texts, after + 1)]
+    def facts(self, job: str, after: int = 0, limit: int | None = None) -> list[StoredFact]:
+        numbered = list(enumerate(self._facts.get(job, []), 1))[after:]
+        newest = numbered if limit is None else numbered[-limit:]
+        return [StoredFact(number, read_back(_FACTS, at, text)) for number, (at, text) in newest]
 
     def jobs(self) -> list[str]:
         return [job for job, facts in self._facts.items() if facts]

@@ -29,6 +29,10 @@ class Node {
   insertRow() { return this.added("tr"); }
   insertCell() { return this.added("td"); }
   addEventListener(name, listener) { this.listeners[name] = listener; }
+  replaceChildren(...nodes) {
+    this.children = [];
+    this.append(...nodes);
+  }
   querySelector(tag) { return this.all(tag)[0] || this.added(tag); }
   set textContent(text) {
     this.children = [];
