@@ -127,7 +127,8 @@ at("sign-out").addEventListener("click", async () => {
   show("sign-in");
 });
 at("stop").addEventListener("click", async () => {
-  if (confirm(`Stop ${job.job}? A checkpoint is published first.`)) {
+  const follows = job.status === "exporting" ? "Its weights are not exported then." : "A checkpoint is published first.";
+  if (confirm(`Stop ${job.job}? ${follows}`)) {
     await call("POST", `/api/v1/jobs/${encodeURIComponent(job.job)}/stop`).catch((error) => connection(error.message, "lost"));
   }
 });

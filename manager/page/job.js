@@ -106,7 +106,7 @@ function drawJob() {
   at("job-name").textContent = job.job;
   at("job-status").textContent = job.status;
   at("job-status").className = `badge ${job.status}`;
-  at("stop").hidden = [...ENDED, "stopping", "exporting"].includes(job.status);
+  at("stop").hidden = [...ENDED, "stopping"].includes(job.status);
   at("job-reason").textContent = job.reason || "";
   drawOffers();
   at("job-reason").className = job.status === "finished" || job.status === "stopped" ? "quiet" : "bad";

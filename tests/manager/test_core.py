@@ -74,6 +74,39 @@ def test_a_job_goes_from_submission_to_exported_weights() -> None:
     assert orders(script.state, second.partition(".")[0]).action == "shutdown"
 
 
+def trained(num_vms: int = 2) -> Script:
+    """A job whose last step is published, and whose weights the manager exports."""
+    script = Script()
+    first, *_ = script.run(num_vms, resources={"max_nodes": num_vms})
+    script.report(script.change(first, step=100, phase=Phase.FINISHED, published=ref(100)))
+    return script
+
+
+def test_a_trained_job_keeps_no_vms_while_its_weights_are_exported() -> None:
+    """Found: the whole fleet was paid for until the manager alone had written the weights."""
+    script = trained(3)
+    assert script.state.status is Status.EXPORTING
+    assert script.count(ReleaseVm) == 3
+    assert {fact.reason for fact in script.facts if isinstance(fact, VmEnded)} == {EndReason.RELEASED}
+    requested = script.count(RequestVm)
+    for _ in range(60):
+        script.wait(10.0)
+    assert script.count(RequestVm) == requested
+    assert script.state.current is None
+    script.event(WeightsExported(now=script.now, uri="u", sha256="5a", step=100))
+    assert script.state.status is Status.FINISHED
+
+
+def test_a_job_whose_weights_are_being_exported_can_be_stopped() -> None:
+    """Found: the stop was answered with 202, and nothing followed."""
+    script = trained()
+    script.event(StopRequested(now=script.now))
+    assert script.state.status is Status.STOPPED
+    assert script.last(JobEnded).reason == "as requested; trained 100 steps, whose weights are not exported"
+    late = script.event(WeightsExported(now=script.now, uri="u", sha256="5a", step=100))
+    assert not late.facts
+
+
 def test_refused_vms_are_asked_for_again_after_a_growing_wait() -> None:
     script = Script()
     script.submit(resources={"max_nodes": 3})

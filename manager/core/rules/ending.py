@@ -30,10 +30,10 @@ def take(context: Context) -> None:
     if context.state.spec is None or context.state.ended is not None:
         return
     match event:
-        case StopRequested() if state.finished is not None and state.waiting is not None:
+        case StopRequested() if state.finished is not None:
             reason = f"as requested; trained {state.finished.step} steps, whose weights are not exported"
             end(context, JobEnded(at=context.now, status="stopped", reason=reason))
-        case StopRequested() if state.finished is None and state.stop_ordered_at is None:
+        case StopRequested() if state.stop_ordered_at is None:
             order_stop(context)
         case WeightsExported() if state.finished is not None:
             reason = f"trained {state.finished.step} steps"
@@ -78,7 +78,7 @@ def _drop_planned(context: Context) -> None:
 
 
 def finish(context: Context) -> None:
-    """Once the last step is published, training is over; its weights are exported."""
+    """Once the last step is published, training is over: the VMs go, and the manager exports the weights."""
     state = context.state
     if state.finished is not None:
         return
@@ -86,6 +86,8 @@ def finish(context: Context) -> None:
     if final is not None:
         context.fact(TrainingFinished(at=context.now, checkpoint=final))
         context.command(export_of(context))
+        context.close_generations("the job is trained")
+        _release_vms(context)
 
 
 def export_of(context: Context) -> ExportWeights:
@@ -192,7 +194,11 @@ def end(context: Context, ended: JobEnded) -> None:
     context.close_generations(f"the job {ended.status}")
     retention.retire_at_end(context)
     context.fact(ended)
-    for vm in context.state.live_vms:
-        context.end_vm(vm.vm, EndReason.RELEASED)
+    _release_vms(context)
     if context.state.opened_generation or context.state.copying:
         retention.order_sweep(context, context.now + context.timing.delete_after_s)
+
+
+def _release_vms(context: Context) -> None:
+    for vm in context.state.live_vms:
+        context.end_vm(vm.vm, EndReason.RELEASED)
