@@ -12,17 +12,20 @@ from makara.manager.bounds import bounds_of, defaults, differing, with_bounds
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.core import Timing
 from makara.manager.core.commands import ComputePlan, ReleaseVm
-from makara.manager.core.events import ManagerStarted, StopRequested
+from makara.manager.core.events import ManagerStarted, ResumeRequested, StopRequested
 from makara.manager.core.facts import (
     EndReason,
     GenerationClosed,
     GenerationFormed,
     GenerationStalled,
     JobEnded,
+    PersonNeeded,
+    Resumption,
     StacksTaken,
     VmEnded,
     WorkerFailed,
 )
+from makara.manager.core.fold import fold
 from makara.manager.core.orders import orders
 from makara.manager.service.runtime import Job
 from makara.manager.service.views import job_view
@@ -183,6 +186,65 @@ def test_where_all_stand_in_the_reduction_nobody_is_suspected_and_a_repeat_doubl
     script.report(*(script.change(w, step=6) for w in workers))
     pass_time(script, 70.0)
     assert script.last(GenerationStalled).bound_s == 60.0  # after a new step all is as it was
+
+
+def stall(script: Script, workers: list[str], times: int) -> None:
+    """So many generations form after step 5 and make no progress; each is closed."""
+    for _ in range(times):
+        closed = script.count(GenerationClosed)
+        for _ in range(100):
+            if script.count(GenerationClosed) == closed:
+                pass_time(script, 10.0)
+        script.report(*(script.change(w, phase=Phase.IDLE) for w in workers))
+        if script.state.waiting is None:
+            again(script)
+
+
+def again(script: Script) -> None:
+    script.answer(2, 2)
+    script.prepare()
+    script.open()
+    script.form(step=5)
+
+
+def test_a_job_that_hangs_at_one_step_on_any_vm_waits_for_a_person() -> None:
+    """Found: its trainers and VMs were replaced for ever, and nobody was asked."""
+    script, workers = stepping(4, progress_floor_s=6.0, max_stalls=3)
+    stall(script, workers, 2)
+    assert script.state.waiting is None
+    stall(script, workers, 1)
+    asked = script.last(PersonNeeded)
+    begins = "no step after step 5 is made: 3 generations in a row stalled there; the last: no progress for"
+    assert asked.reason.startswith(begins)
+    assert all(f"{worker} is in the reduction" in asked.reason for worker in workers)
+    assert asked.offers == (Resumption.AGAIN,)
+    plans = script.count(ComputePlan)
+    pass_time(script, 60.0)
+    assert script.count(ComputePlan) == plans
+    assert fold(script.facts).waiting is not None
+
+
+def test_an_answer_begins_the_count_of_stalls_anew() -> None:
+    script, workers = stepping(4, progress_floor_s=6.0, max_stalls=3)
+    stall(script, workers, 3)
+    script.event(ResumeRequested(now=script.now, how=Resumption.AGAIN))
+    script.wait(1.0)
+    again(script)
+    for times in (1, 2):
+        stall(script, workers, 1)
+        stalled = script.last(GenerationStalled)
+        assert (stalled.number, stalled.doublings) == (3 + times, times - 1)
+        assert script.state.waiting is None
+    stall(script, workers, 1)
+    assert script.count(PersonNeeded) == 2
+
+
+def test_stalls_at_different_steps_ask_nobody() -> None:
+    script, workers = stepping(4, progress_floor_s=6.0, max_stalls=3)
+    for step in range(6, 12):
+        stall(script, workers, 1)
+        script.report(*(script.change(w, step=step) for w in workers))
+    assert not script.count(PersonNeeded)
 
 
 def test_a_trainer_that_never_leaves_starting_is_replaced_and_counted() -> None:

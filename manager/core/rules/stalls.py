@@ -10,6 +10,7 @@ When it is exceeded, the stacks of all members are asked for, and then the gener
 own work is stalled are suspected and left out for a while. Where all wait for each other nobody is suspected:
 the links are tried when the next generation forms. If that one makes no progress at the same step either, the
 bound is doubled, whether or not a member is suspected: one operation may take longer than was predicted.
+After `max_stalls` in a row at one step the job waits for a person: what hangs there hangs on any VM.
 
 A member of a closed generation sees that it is closed between two operations. So it has the time that its
 operation may take, and is ended after that; this does not count as a failure of the job.
@@ -23,16 +24,15 @@ from ....protocol.messages import At, Phase, WorkerReport
 from .. import silence
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick
-from ..facts import EndReason, GenerationStalled, StacksTaken, WorkerFailed
+from ..facts import EndReason, GenerationStalled, Resumption, StacksTaken, WorkerFailed
 from ..observations import NoProgress, Observations
-from ..state import Generation, JobState
+from ..state import Generation, JobState, Stall
 from ..timing import Timing
 from ..vms import Vm
-from . import generations
+from . import generations, waiting
 
 _OWN_WORK = frozenset((At.COMPUTING, At.DATA, At.STORE))
 _WORKS = frozenset((Phase.FORMING, Phase.RUNNING, Phase.OTHER))
-_MOST_DOUBLINGS = 6
 _MOST_STACKS = 64  # kept of one stall
 
 
@@ -128,7 +128,9 @@ def _bound(
         bound = _Bound(timing.form_timeout_s, "form_timeout_s")
     else:
         bound = _step_bound(observations, current, observations.newest_step, timing)
-    return _waiting_bound(bound, standing, timing).times(2 ** _doublings(state, observations, current))
+    return _waiting_bound(bound, standing, timing).times(
+        2 ** _doublings(state, observations, current, timing)
+    )
 
 
 def _leaves_closed(state: JobState, worker: WorkerReport) -> bool:
@@ -145,7 +147,7 @@ def _closed_bound(
     bound = _Bound(timing.progress_floor_s, "progress_floor_s")
     if generation is not None:
         bound = _step_bound(observations, generation, worker.step, timing)
-        bound = bound.times(2 ** _doublings(state, observations, generation))
+        bound = bound.times(2 ** _doublings(state, observations, generation, timing))
     if worker.phase is Phase.FORMING:
         bound = _longest(bound, _Bound(timing.form_timeout_s, "form_timeout_s"))
     where = observations.at_of(worker.worker)
@@ -178,7 +180,7 @@ def _longest(*bounds: _Bound) -> _Bound:
     return max(bounds, key=lambda bound: bound.seconds)
 
 
-def _doublings(state: JobState, observations: Observations, generation: Generation) -> int:
+def _doublings(state: JobState, observations: Observations, generation: Generation, timing: Timing) -> int:
     """How many generations before this one made no progress at the step that it is to do.
 
     It does not matter which members were suspected: each host in turn may need longer for one operation than
@@ -188,7 +190,7 @@ def _doublings(state: JobState, observations: Observations, generation: Generati
     if stall is None or observations.newest_step > stall.step:
         return 0
     repeats = stall.doublings + (1 if stall.generation < generation.number else 0)
-    return min(repeats, _MOST_DOUBLINGS)
+    return min(repeats, timing.max_stalls - 1)
 
 
 def _watch_generation(context: Context, current: Generation, found: NoProgress | None, free_s: float) -> None:
@@ -212,6 +214,14 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
             generations.leave_out(context, generations.idle_members(context, current))
         what = "did not form: " if current.formed is None else ""
         generations.close(context, f"{what}no progress for {lasted_s:.0f} s", context.now)
+        if context.state.active and stall.doublings + 1 >= context.timing.max_stalls:
+            _ask_a_person(context, stall, found)
+
+
+def _ask_a_person(context: Context, stall: Stall, found: NoProgress) -> None:
+    times = f"{stall.doublings + 1} generations in a row stalled there"
+    reason = f"no step after step {stall.step} is made: {times}; the last: {found.describe()}"
+    waiting.wait(context, reason, (Resumption.AGAIN,))
 
 
 def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, lasted_s: float) -> None:
@@ -227,7 +237,7 @@ def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, la
             bound_s=found.bound_s,
             standing=dict(found.standing),
             suspects=_suspects(context, current, found),
-            doublings=_doublings(context.state, context.observations, current),
+            doublings=_doublings(context.state, context.observations, current, context.timing),
         )
     )
 
