@@ -136,6 +136,7 @@ class Observations:
     planning: Planning | None = None
     planned_for: frozenset[Incarnation] = frozenset()  # about which the planner has given its answer
     answered_at: float = 0.0
+    retry_at: float | None = None  # the planner failed: when it is asked again about the same workers
     kept: Hashable = None  # what was last said to stay, and beside what
     kept_until: float | None = None  # for how long that pays; None: whatever comes
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen

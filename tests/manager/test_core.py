@@ -444,7 +444,7 @@ def test_the_store_is_looked_through_once_more_after_the_end() -> None:
     script = Script()
     script.run(2)
     assert script.count(SweepStore) == 0
-    script.event(JobCommandFailed(now=script.now, command="compute_plan", error="a fault of ours"))
+    script.event(JobCommandFailed(now=script.now, command="open_head", error="a fault of ours"))
     assert script.last(SweepStore).not_before == script.now + script.timing.delete_after_s
     script = Script()
     script.start(2)
@@ -480,7 +480,7 @@ def test_after_the_end_the_store_is_swept_until_all_that_is_to_go_is_gone() -> N
     first, _ = script.run(2)
     for step in (10, 20):
         script.report(script.change(first, step=step, published=ref(step)))
-    script.event(JobCommandFailed(now=script.now, command="compute_plan", error="a fault of ours"))
+    script.event(JobCommandFailed(now=script.now, command="open_head", error="a fault of ours"))
 
     def seen(*steps: int, leaving: int) -> int:
         script.wait(60.0)
@@ -592,6 +592,79 @@ def test_a_job_that_fails_and_cannot_save_says_which_steps_are_lost() -> None:
     reason = script.last(JobEnded).reason
     assert reason == "ValueError: boom, but steps 21 to 25 are not saved"
     assert script.last(JobEnded).status == "failed"
+
+
+def unsaved() -> tuple[Script, list[str]]:
+    """A job that runs at step 25; the newest checkpoint is of step 20."""
+    script = Script()
+    workers = script.run(2, resources={"max_nodes": 3})
+    published = CheckpointRef(step=20, generation=1)
+    script.report(script.change(workers[0], step=25, published=published), script.change(workers[1], step=25))
+    return script, workers
+
+
+def newcomer(script: Script) -> str:
+    """The third VM has joined, and the planner is asked about it."""
+    third = f"{list(script.state.vms)[2]}.0"
+    asked = script.count(ComputePlan)
+    script.report(WorkerReport(worker=third, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    script.wait(5.0)
+    assert script.count(ComputePlan) == asked + 1
+    return third
+
+
+def planner_fails(script: Script) -> None:
+    key = script.last(ComputePlan).key
+    script.event(JobCommandFailed(now=script.now, command="compute_plan", error="AssertionError: k", key=key))
+
+
+def test_a_plan_that_runs_goes_on_though_the_planner_fails_which_is_asked_again() -> None:
+    """Found: one assertion of the planner ended a job that stepped, and nothing was saved."""
+    script, workers = unsaved()
+    newcomer(script)
+    asked = script.count(ComputePlan)
+    planner_fails(script)
+    assert script.state.running
+    assert script.last(PlanImpossible).reason == "compute_plan: AssertionError: k"
+    script.wait(script.timing.replan_s - 1.0)
+    script.report()
+    assert script.count(ComputePlan) == asked
+    script.wait(1.0)
+    assert script.count(ComputePlan) == asked + 1
+    script.answer(1, 3)
+    assert script.state.planned is not None
+    assert script.state.ended is None
+    assert {worker for worker, _ in script.state.planned.members} > set(workers)
+
+
+def test_where_the_planner_fails_for_those_that_stay_all_save_before_a_vm_is_taken() -> None:
+    script, workers = unsaved()
+    script.extra[workers[1][:-2]] = {"notice_deadline_s": 60.0, "notice": "terminate"}
+    script.report()
+    planner_fails(script)
+    script.report()
+    assert script.state.hold
+
+
+@pytest.mark.parametrize("command", ["open_head", "request_vm"])
+def test_workers_save_before_a_fault_in_a_command_ends_the_job(command: str) -> None:
+    """Found: the VMs went at once, with all steps since the last checkpoint."""
+    script, workers = unsaved()
+    workers.append(newcomer(script))
+    script.answer(1, 3)
+    script.prepare()
+    script.event(JobCommandFailed(now=script.now, command=command, error="a fault of ours"))
+    assert script.state.status is Status.STOPPING
+    assert orders(script.state, workers[0][:-2]).hold
+    if command == "request_vm":
+        script.open()
+        script.form(step=25)
+    number = script.state.last_generation if command == "request_vm" else 1
+    saved = CheckpointRef(step=25, generation=number)
+    script.report(*(script.change(w, phase=Phase.HELD, generation=number, published=saved) for w in workers))
+    ended = script.last(JobEnded)
+    assert (ended.status, ended.reason) == ("failed", f"{command}: a fault of ours")
+    assert script.state.published[-1] == saved
 
 
 def test_a_failure_on_the_way_to_the_save_does_not_hide_why_a_job_fails() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ MEMORY_S = 60.0  # what is under way when its caller is gone takes effect within
 class Cloud(FakeProvider):
     """Answers creations with these, one after the other; releases find nothing."""
 
-    def __init__(self, *answers: str | ProviderError) -> None:
+    def __init__(self, *answers: str | Exception) -> None:
         super().__init__()
         self.answers = list(answers)
         self.wrote: str | Exception = "it boots"
@@ -66,7 +67,7 @@ class Cloud(FakeProvider):
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
         answer = self.answers.pop(0)
-        if isinstance(answer, ProviderError):
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -181,6 +182,30 @@ def test_a_refusal_counts_only_once_a_call_whose_answer_was_lost_can_take_effect
         assert desk.loop.time() >= began_at + MEMORY_S
 
     _play(tmp_path, Cloud(ProviderError("timed out"), NoCapacity("none"), "i-1"), act)
+
+
+def test_what_nobody_foresaw_is_tried_again_as_a_call_whose_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: a token file that was locked for once ended the job."""
+    locked = [sqlite3.OperationalError("database is locked")]
+    issue = TokenStore.issue_join
+
+    def issued(*given: Any, **named: Any) -> str:
+        if locked:
+            raise locked.pop()
+        return issue(*given, **named)
+
+    monkeypatch.setattr(TokenStore, "issue_join", issued)
+
+    async def act(desk: Desk) -> None:
+        began_at = desk.loop.time()
+        answer = await desk.renting.request("j", desk.command)
+        assert isinstance(answer, AttemptSucceeded)
+        assert not locked
+        assert desk.loop.time() >= began_at + MEMORY_S, "the call that failed may take effect"
+
+    _play(tmp_path, Cloud(KeyError("Instances"), NoCapacity("none"), "i-1"), act)
 
 
 def _forbidden() -> Cloud:

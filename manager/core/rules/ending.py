@@ -49,10 +49,12 @@ def take(context: Context) -> None:
             end(context, ended)
         case JobCommandFailed() if event.command == "compute_growth":
             pass  # the job does without: see `growth`
+        case JobCommandFailed() if event.command == "compute_plan" and state.running:
+            pass  # the plan that runs goes on: see `planning`
         case JobCommandFailed() if state.failure is not None:
             end_stopped(context, f"{event.command}: {event.error}")  # it fails already, for another reason
         case JobCommandFailed() if event.command != "copy_checkpoint" or state.copying:
-            end(context, JobEnded(at=context.now, status="failed", reason=f"{event.command}: {event.error}"))
+            _fail_by(context, event)
         case _:
             pass
 
@@ -114,8 +116,21 @@ def give_up(context: Context) -> None:
         reason = _deadly(context)
     if not reason or state.failure is not None:
         return
-    failure = JobEnded(at=context.now, status="failed", reason=reason, traceback=state.last_traceback)
-    if state.stop_ordered_at is None and _can_save(context):
+    _fail(context, JobEnded(at=context.now, status="failed", reason=reason, traceback=state.last_traceback))
+
+
+def _fail_by(context: Context, event: JobCommandFailed) -> None:
+    """A fault of ours in a command ends the job. If the head could not be opened, its generation never is."""
+    planned = context.state.planned
+    reason = f"{event.command}: {event.error}"
+    if event.command == "open_head" and planned is not None:
+        context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
+    _fail(context, JobEnded(at=context.now, status="failed", reason=reason))
+
+
+def _fail(context: Context, failure: JobEnded) -> None:
+    """The job fails, once its workers have saved what they hold."""
+    if context.state.stop_ordered_at is None and _can_save(context):
         order_stop(context, failure)
     else:
         end(context, failure)

@@ -12,7 +12,7 @@ from ....protocol.messages import Phase, WorkerReport
 from .. import copies, worth
 from ..commands import ComputePlan
 from ..context import Context, has_ended, incarnation_of
-from ..events import PlanComputed
+from ..events import JobCommandFailed, PlanComputed
 from ..facts import GenerationPlanned, HoldChanged, PlanImpossible, PlanKept
 from ..observations import Planning
 from ..slots import slot_of
@@ -28,6 +28,9 @@ _READY = (Phase.LEFT, *_HOLDS_STATE)
 def take(context: Context) -> None:
     """The planner's answer: plan the generation, or say why none can run."""
     event, state = context.event, context.state
+    if isinstance(event, JobCommandFailed) and event.command == "compute_plan":
+        _take_failure(context, event)
+        return
     if not isinstance(event, PlanComputed) or event.generation != state.last_generation + 1:
         return
     asked = context.observations.planning
@@ -48,6 +51,17 @@ def take(context: Context) -> None:
             _say_impossible(context, event.reason or "the planner gave no reason")
         return
     _accept(context, event, event.plan, asked)
+
+
+def _take_failure(context: Context, event: JobCommandFailed) -> None:
+    """Where no generation runs, the job ends for it (`ending`); one that runs goes on, as where no plan can
+    take its place, and the planner is asked again."""
+    asked, state = context.observations.planning, context.state
+    if asked is None or not state.running or event.key != _key(state.job, asked.generation, asked.asked_at):
+        return
+    retry_at = context.now + context.timing.replan_s
+    context.note(planning=None, planned_for=asked.incarnations, retry_at=retry_at)
+    _say_impossible(context, f"{event.command}: {event.error}")
 
 
 def _is_about(event: PlanComputed, asked: Planning) -> bool:
@@ -93,6 +107,9 @@ def plan(context: Context) -> None:
         return
     if not usable:
         return
+    retry_at = context.observations.retry_at
+    if retry_at is not None and context.now >= retry_at:
+        context.note(planned_for=frozenset(), retry_at=None)
     need = _need(context, incarnations)
     if need is not None and fitness.fix_bits(context, usable.values()):
         usable = _usable(context)  # without those whose bits differ
@@ -341,8 +358,7 @@ def _ask(
 ) -> None:
     state = context.state
     generation = state.last_generation + 1
-    # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
-    key = f"{state.job}/plan/{generation}/{round(context.now * 1000)}"
+    key = _key(state.job, generation, context.now)
     slots = tuple(slot_of(state, worker) for worker, _ in usable)
     ends_s = worth.ends_s(context, {vm_of(worker) for worker, _ in usable})
     context.command(
@@ -360,7 +376,12 @@ def _ask(
         )
     )
     asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
-    context.note(planning=asked)
+    context.note(planning=asked, retry_at=None)
+
+
+def _key(job: str, generation: int, asked_at: float) -> str:
+    """Asked again after a restart or a timeout, the question may be another: its key has the time in it."""
+    return f"{job}/plan/{generation}/{round(asked_at * 1000)}"
 
 
 def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:

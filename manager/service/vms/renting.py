@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ....protocol.messages import BootConfig
 from ...core.commands import ReleaseVm, RequestVm
@@ -39,6 +40,7 @@ from ..store_commands import Persist
 from ..tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
+T = TypeVar("T")
 JOIN_TTL_S = 1800.0
 ABSENCE_S = 180.0  # for so long after a request, absence from a cloud's list means nothing
 _IN_FLIGHT_S = 60.0  # for so long a call whose answer was lost, or whose caller died, may take effect
@@ -126,7 +128,9 @@ class Renting:
         attempt = self._attempt(job, command)
         if not self._wants(job, attempt):
             return None  # it was given up before this manager began
-        boot = await self._boot(job, attempt)
+        wanted = partial(self._wants, job, attempt)
+        call = partial(_repeatable, partial(self._boot, job, attempt))
+        boot = await self.persist(job, command, call, ProviderError, wanted=wanted)
         answer = await self._answer(job, command, attempt, boot)
         while not isinstance(answer, str | Ended) and (wait_s := self._in_doubt_s(attempt)) > 0.0:
             await asyncio.sleep(wait_s)
@@ -163,7 +167,8 @@ class Renting:
         """
         self._note_asked(attempt)
         try:
-            return self._provider(attempt.placement.provider).create(attempt, boot)
+            provider = self._provider(attempt.placement.provider)
+            return _repeatable(partial(provider.create, attempt, boot))
         except NoCapacity as error:
             if attempt.placement.provider not in CLOUDS:
                 raise
@@ -230,23 +235,19 @@ class Renting:
         vm = self.state_of(job).vms.get(attempt.vm)
         return vm is not None and vm.live and vm.attempt in (None, attempt) and not vm.id
 
-    async def _boot(self, job: str, attempt: Attempt) -> BootConfig:
+    def _boot(self, job: str, attempt: Attempt) -> BootConfig:
+        """What the VM is told at its start. Blocking."""
         spec = self.state_of(job).spec
         assert spec is not None, "a VM is requested for a submitted job only"
-        issue = partial(
-            self.tokens.issue_join,
-            self.join_secret,
-            job=job,
-            vm=attempt.vm,
-            attempt=attempt.name,
-            ttl_s=JOIN_TTL_S,
+        token = self.tokens.issue_join(
+            self.join_secret, job=job, vm=attempt.vm, attempt=attempt.name, ttl_s=JOIN_TTL_S
         )
         return BootConfig(
             vm=attempt.vm,
             job=job,
             manager_url=self.manager_url(),
             ca=self.manager_ca(),
-            join_token=await self.threads.run(CallKind.TOKENS, issue),
+            join_token=token,
             directory=str(self.vm_directory(attempt.vm)),
             num_devices=spec.resources.workers_per_node,
             device_memory_bytes=spec.resources.device_memory,
@@ -328,3 +329,15 @@ class Renting:
         if vm is not None and vm.attempt is not None:
             return (vm.attempt.placement.provider,)
         return state.spec.resources.providers if state.spec is not None else tuple(self.providers)
+
+
+def _repeatable(call: Callable[[], T]) -> T:
+    """Call. What nobody foresaw is raised as a `ProviderError`: the request is repeated until the VM is given
+    up for not joining, and its job goes on meanwhile."""
+    try:
+        return call()
+    except ProviderError:
+        raise
+    except Exception as error:
+        log.exception("a VM cannot be requested")
+        raise ProviderError(f"{type(error).__name__}: {error}") from error
