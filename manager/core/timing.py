@@ -46,7 +46,7 @@ class Timing:
     first_step_factor: float = 10.0  # ... and so many times more until its first step is done
     data_wait_s: float = 600.0  # without progress while a member waits for samples
     store_wait_s: float = 1800.0  # without progress while a member waits for the store
-    max_stalls: int = 7  # at one step, each bound twice the one before: the job waits for a person
+    max_stalls: int = 5  # at one step, each bound twice the one before: the job waits for a person
     stacks_s: float = 5.0  # stacks that were asked for are waited for
     start_wait_s: float = 1800.0  # a trainer that starts for longer (setup, imports, trace) is replaced
     profile_wait_s: float = 1800.0  # one that looks at the model for longer is replaced
