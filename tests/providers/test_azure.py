@@ -241,6 +241,18 @@ def test_an_interface_that_azure_named_otherwise_is_found_by_its_tags_and_delete
     assert not cloud.account.resources
 
 
+def test_an_address_that_is_left_is_found_though_vms_have_none_any_more(cloud: AzureCloud) -> None:
+    create(cloud.provider(public_address=True), cloud.attempt())
+    for kind in (MACHINES, INTERFACES, DISKS):
+        cloud.account.resources.pop((kind, cloud.names(kind)[0]))
+    provider = cloud.provider(public_address=False)
+    assert [one.kind for one in provider.list()] == ["address"]
+    assert [one.kind for one in provider.look("gpt-vm0")] == ["address"]
+    while not provider.release("gpt-vm0"):
+        pass
+    assert not cloud.account.resources
+
+
 def test_while_leftovers_stay_the_outcome_is_unknown(cloud: AzureCloud) -> None:
     cloud.account.failing = Failing("AllocationFailed")
     cloud.account.steps = 10**6
@@ -314,7 +326,7 @@ def test_releases_share_lists_and_tell_each_vm_once(cloud: AzureCloud) -> None:
     cloud.passed_s += 60.0
     cloud.stand_in.requests.clear()
     assert all(provider.release(vm) for vm in vms)
-    assert Counter(method for method, _ in cloud.stand_in.requests) == {"GET": 2 + 3 * 5}
+    assert Counter(method for method, _ in cloud.stand_in.requests) == {"GET": 3 + 4 * 5}
     assert not cloud.account.resources
 
 
@@ -337,7 +349,7 @@ def test_of_earlier_attempts_only_what_is_listed_is_asked_for_by_name(cloud: Azu
     provider.list()
     cloud.stand_in.requests.clear()
     getattr(provider, ask)("gpt-vm0", 6)
-    assert len(cloud.stand_in.requests) <= 3
+    assert len(cloud.stand_in.requests) <= 4
 
 
 def test_what_an_earlier_attempt_left_is_listed_and_deleted(cloud: AzureCloud) -> None:

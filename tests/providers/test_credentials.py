@@ -139,7 +139,7 @@ def test_of_a_vm_that_was_made_a_failed_sign_in_says_nothing(cloud: AzureCloud) 
     cloud.stand_in.loses_answers_of = {"PUT"}
     with pytest.raises(ProviderError):
         provider.create(attempt, boot_of(attempt, Path("/nowhere")))
-    cloud.stand_in.expires_after = len(cloud.stand_in.requests) + 3  # with it, the VM is followed
+    cloud.stand_in.expires_after = len(cloud.stand_in.requests) + 4  # with it, the VM is followed
     with pytest.raises(ProviderError) as caught:
         provider.create(attempt, boot_of(attempt, Path("/nowhere")))
     assert type(caught.value) is ProviderError

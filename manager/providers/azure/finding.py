@@ -20,23 +20,17 @@ Owned = list[tuple[Names, Thing]]
 
 
 class VmFinder:
-    """Safe to use from several threads. All methods raise `ProviderError`. `addresses`: whether VMs have
-    public ones."""
+    """Safe to use from several threads. All methods raise `ProviderError`."""
 
-    def __init__(
-        self, account: ResourceGroup, manager: str, clock: Callable[[], float], *, addresses: bool
-    ) -> None:
+    def __init__(self, account: ResourceGroup, manager: str, clock: Callable[[], float]) -> None:
         self._account = account
         self._manager = manager
-        kinds = KINDS if addresses else KINDS[:-1]
         self._lists: dict[Kind, SharedList[Owned]] = {
-            kind: SharedList(lambda kind=kind: self._ask(kind), clock) for kind in kinds
+            kind: SharedList(lambda kind=kind: self._ask(kind), clock) for kind in KINDS
         }
 
     def get(self, kind: Kind, names: Names) -> Thing | None:
         """Get by name, whichever manager owns it; newer than any list."""
-        if kind not in self._lists:
-            return None
         try:
             return self._account.get(kind, name_of(kind, names))
         except AzureError as error:
@@ -44,8 +38,6 @@ class VmFinder:
 
     def listed(self, kind: Kind, *, since: float) -> tuple[float, Owned]:
         """(when it was requested, this manager's things), from a list requested at `since` or later."""
-        if kind not in self._lists:
-            return since, []
         return self._lists[kind].get(since=since)
 
     def everything(self, *, since: float) -> Owned:

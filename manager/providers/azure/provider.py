@@ -60,7 +60,7 @@ class AzureProvider:
         self._manager = manager
         self._render = render
         self._account = ResourceGroup(settings, credential, poll_s=poll_s)
-        self._group = VmFinder(self._account, manager, clock, addresses=settings.public_address)
+        self._group = VmFinder(self._account, manager, clock)
         self._catalog = Catalog(settings, self._account.client)
         self._poll_s = poll_s
         self._patience_s = patience_s
