@@ -56,7 +56,7 @@ def ask_for_deletion(ending: dict[str, Any]) -> None:
     metadata, tell = ending["metadata_url"] + "/metadata/", {"Metadata": "true"}
     compute = json.loads(ask(f"{metadata}instance/compute?api-version=2021-02-01", tell))
     named = {"client_id": ending["client_id"], "msi_res_id": ending["identity_id"]}
-    query = {"api-version": "2018-02-01", "resource": "https://management.azure.com/"}
+    query = {"api-version": "2018-02-01", "resource": ending["management_url"] + "/"}
     query.update({name: value for name, value in named.items() if value})
     token = json.loads(ask(f"{metadata}identity/oauth2/token?{urlencode(query)}", tell))["access_token"]
     url = ending["management_url"] + compute["resourceId"] + "?api-version=2024-07-01"

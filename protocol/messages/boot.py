@@ -25,7 +25,7 @@ class VmEnding(Message):
 
     kind: Literal["exit", "power_off", "azure"] = "exit"
     metadata_url: str = METADATA_URL
-    management_url: str = "https://management.azure.com"
+    management_url: str = "https://management.azure.com"  # and, with a slash, whom its tokens are for
     client_id: str = ""  # of the identity that may delete the VM, where it has several
     identity_id: str = ""  # or its resource's id
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from http_answers import answering
 from makara.manager.authority import Authority
 from makara.manager.hosting import installing, pairing
 from makara.manager.hosting.pairing import NobodyThere, NotOurs, Taken, pair
@@ -31,7 +30,7 @@ from makara.manager.hosting.user_data import user_data
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import VmEnding
 from manager_vm import ManagerVm
-from metadata import AzureMetadata
+from metadata import AzureMetadata, serving
 from s3_server import free_ports
 from service_process import wait_for
 
@@ -207,7 +206,8 @@ def test_a_vm_whose_installation_fails_in_any_way_ends_itself(waiting: Waiting) 
 def test_on_azure_it_has_itself_deleted(tmp_path: Path) -> None:
     """By the program, and by the timer that calls the same; shut down alone, it would be billed on."""
     metadata = AzureMetadata(identity_id="manager")
-    with answering(metadata.answer) as address:
+    with serving(metadata):
+        address = metadata.url
         ending = VmEnding(kind="azure", metadata_url=address, management_url=address, identity_id="manager")
         late = Waiting(tmp_path / "vm", pair_within_s=0.5, ending=ending.model_dump())
         try:

@@ -98,6 +98,7 @@ class AwsAccount(Account):
 class AzureAccount(Account):
     def __init__(self, cloud: AzureAccountInUse) -> None:
         self._account = cloud.cloud.account
+        self._address = cloud.cloud.stand_in.address
         self._ca_file = cloud.cloud.stand_in.ca_file
 
     def wanted(self) -> list[Instance]:
@@ -112,7 +113,9 @@ class AzureAccount(Account):
     def metadata(self, instance: Instance) -> AzureMetadata:
         with self._account.lock:
             identity = self._account.resources[MACHINES, instance.id]["id"]
-        return AzureMetadata(name=instance.id, resource_id=identity, token=TOKEN)
+        return AzureMetadata(
+            name=instance.id, resource_id=identity, token=TOKEN, management_url=self._address
+        )
 
     def announce(self, told: AwsMetadata | AzureMetadata) -> None:
         assert isinstance(told, AzureMetadata)

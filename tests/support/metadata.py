@@ -74,6 +74,7 @@ class AzureMetadata:
     started: list[str] = field(default_factory=list)  # events that were acknowledged
     num_asked: int = 0  # for events
     broken: Answer | None = None
+    management_url: str = ""  # of whom deletions are asked; empty: `url`
     client_id: str = ""  # by which its identity must be asked for
     identity_id: str = ""  # or by this one
     token: str = "secret-of-the-identity"
@@ -128,7 +129,8 @@ class AzureMetadata:
         """Of a VM with one identity, its id need not be known here."""
         resource = query.get("resource", [""])[0]
         named = query.get("client_id", [""])[0], query.get("msi_res_id", [""])[0]
-        if resource == "https://management.azure.com/" and self._is(named, self.client_id, self.identity_id):
+        management = f"{self.management_url or self.url}/"
+        if resource == management and self._is(named, self.client_id, self.identity_id):
             token = self.token
         elif resource == "https://storage.azure.com" and self._is(named, "", self.store_identity_id):
             token = self.store_token

@@ -23,7 +23,6 @@ _TIMEOUT_S = 30.0
 _POWER_OFF = ("systemctl", "poweroff")
 _COMPUTE, _COMPUTE_VERSION = "/metadata/instance/compute", "2021-02-01"
 _TOKEN, _TOKEN_VERSION = "/metadata/identity/oauth2/token", "2018-02-01"
-_AUDIENCE = "https://management.azure.com/"
 _VMS_VERSION = "2024-07-01"
 _ACCEPTED = (200, 202, 204)
 
@@ -64,7 +63,7 @@ async def _delete_azure(ending: VmEnding) -> None:
         compute = await _ask(metadata, _COMPUTE, {"api-version": _COMPUTE_VERSION})
         named = {"client_id": ending.client_id, "msi_res_id": ending.identity_id}
         identity = {name: value for name, value in named.items() if value}
-        params = {"api-version": _TOKEN_VERSION, "resource": _AUDIENCE, **identity}
+        params = {"api-version": _TOKEN_VERSION, "resource": f"{ending.management_url}/", **identity}
         token = await _ask(metadata, _TOKEN, params)
         resource, secret = compute.get("resourceId"), token.get("access_token")
     finally:
