@@ -58,7 +58,7 @@ def serve(
     url = f"{'http' if authority is None else 'https'}://{_local(config.host)}:{port}"
     clock = SteadyClock()
     tokens = TokenStore(config.home / "tokens.sqlite3", clock)
-    providers = open_providers(config, tokens.identity, render)
+    providers = open_providers(config, tokens.identity, render, clock)
     try:
         admin_token = tokens.ensure_admin(config.admin_token_file)
         service = Service(

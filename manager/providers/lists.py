@@ -29,7 +29,7 @@ class SharedList(Generic[T]):
             if self._failure is not None and self._failures != failures:
                 raise self._failure
             known = self._known
-            if known is not None and known[0] >= since:
+            if known is not None and since <= known[0] <= self._clock():
                 return known
             changes, now = self._changes, self._clock()
             try:

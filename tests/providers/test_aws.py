@@ -345,6 +345,13 @@ def test_what_is_asked_for_while_something_changes_is_not_kept() -> None:
     assert shared.get(since=6.0) == (5.0, 2)
 
 
+def test_a_list_from_before_the_clock_was_set_back_is_not_shared() -> None:
+    times, answers = iter([100.0, 40.0, 40.0]), iter(range(9))
+    shared = SharedList(lambda: next(answers), lambda: next(times))
+    assert shared.get(since=95.0) == (100.0, 0)
+    assert shared.get(since=35.0) == (40.0, 1)
+
+
 class Turnstile:
     """A lock that tells how many came to it."""
 
@@ -572,6 +579,22 @@ def test_the_section_of_the_settings_opens_the_provider(
     attempt = stand.attempt("vm-a")
     assert providers["aws"].create(attempt, boot_of(attempt, tmp_path))
     assert stand.billed()
+    for provider in providers.values():
+        provider.close()
+
+
+def test_prices_are_dated_by_the_managers_clock(
+    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    region = stand.settings.regions[REGION].model_dump()
+    settings = {"aws": {"regions": {REGION: region}, "endpoint_url": stand.endpoint}}
+    (tmp_path / "clouds.yaml").write_text(str(settings).replace("'", '"'))
+    config = ServerConfig(home=tmp_path)
+    providers = open_providers(config, "m", lambda attempt, boot: b"data", lambda: 5000.0)
+    offers = providers["aws"].offers(stand.resources())
+    assert {offer.price.at for offer in offers if offer.price is not None} == {5000.0}
     for provider in providers.values():
         provider.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from azure.mgmt.compute import ComputeManagementClient
 
@@ -22,11 +22,13 @@ Fault = tuple[str, str]
 class Catalog:
     """Types, quota and prices in the region of the settings."""
 
-    def __init__(self, settings: AzureSettings, client: ComputeManagementClient) -> None:
+    def __init__(
+        self, settings: AzureSettings, client: ComputeManagementClient, clock: Callable[[], float]
+    ) -> None:
         self._settings = settings
         self._client = client
         self._region = Region(client, settings.region)
-        self._prices = PriceList(settings.prices, settings.ca_file)
+        self._prices = PriceList(settings.prices, settings.ca_file, clock)
 
     def check(self, resources: Resources) -> list[Fault]:
         """Everything that is wrong with the resources. Raises `ProviderError` if Azure does not answer."""

@@ -15,7 +15,10 @@ from .settings import AzureSettings
 
 
 def open_azure(
-    settings: AzureSettings, manager: str, render: Callable[[Attempt, BootConfig], bytes]
+    settings: AzureSettings,
+    manager: str,
+    render: Callable[[Attempt, BootConfig], bytes],
+    clock: Callable[[], float],
 ) -> AzureProvider:
     """Open the provider. It signs in at its first call, by the environment, as the manager's VM, or as the
     user of `az`. With a `ca_file` the cloud is a private one, unknown to Microsoft's directory."""
@@ -26,4 +29,4 @@ def open_azure(
             disable_instance_discovery=settings.ca_file is not None,
         )
     )
-    return AzureProvider(settings, manager, render, credential=credential)
+    return AzureProvider(settings, manager, render, credential=credential, clock=clock)

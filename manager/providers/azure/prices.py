@@ -6,7 +6,7 @@ The list needs no account and ignores an account's agreements. Disk and traffic 
 from __future__ import annotations
 
 import ssl
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,22 +31,23 @@ class Listed:
 class PriceList:
     """Prices, each looked up at most once an hour."""
 
-    def __init__(self, address: str, ca_file: str | None) -> None:
+    def __init__(self, address: str, ca_file: str | None, clock: Callable[[], float]) -> None:
         self._address = address
         self._ca_file = ca_file
+        self._clock = clock
         self._kept: dict[tuple[str, str], Listed] = {}
 
     def of(self, region: str, size: str) -> Listed:
         """Look up prices. Raises `ProviderError` if the list is unavailable."""
         kept = self._kept.get((region, size))
-        if kept is not None and time.time() - kept.at < _KEPT_S:
+        if kept is not None and self._clock() - kept.at < _KEPT_S:
             return kept
         hourly: dict[Market, float] = {}
         for item in self._items(region, size):
             market = _market_of(item)
             if market is not None:
                 hourly[market] = max(float(item["unitPrice"]), hourly.get(market, 0.0))  # used as a ceiling
-        found = Listed(hourly, time.time())
+        found = Listed(hourly, self._clock())
         if hourly:  # an empty answer may be temporary, so is not cached
             self._kept[region, size] = found
         return found

@@ -61,7 +61,7 @@ class AzureProvider:
         self._render = render
         self._account = ResourceGroup(settings, credential, poll_s=poll_s)
         self._group = VmFinder(self._account, manager, clock)
-        self._catalog = Catalog(settings, self._account.client)
+        self._catalog = Catalog(settings, self._account.client, clock)
         self._poll_s = poll_s
         self._patience_s = patience_s
         self._list_s = list_s
