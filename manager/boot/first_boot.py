@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import http.client
 import json
 import os
 import pwd
@@ -30,6 +31,7 @@ BOOT = os.path.join(ETC, "boot.json")
 DONE = os.path.join(VENV, ".makara-complete")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S, PAUSE_S = 1200, 5
+REFUSALS, REFUSED_S = (401, 403, 404), 60  # a proxy may answer so while the manager restarts
 PAUSES_S = (5, 20, 60)  # between two tries of what comes from elsewhere
 # By TCP a VM hears there who it is and what it may do; UDP (names, leases) and names by TCP are for all.
 RULES = """
@@ -124,15 +126,19 @@ def make_user(user: dict[str, str]) -> None:
 
 
 def fetch(boot: dict[str, Any], name: str) -> bytes:
-    """The manager may not be reached at once: the network comes up, it restarts."""
+    """The manager may not be reached at once: the network comes up, it restarts. What it goes on refusing is
+    not waited for, because the VM is billed."""
     url = "{}/api/v1/jobs/{}/boot/{}".format(boot["manager_url"], boot["job"], name)
-    stop = time.monotonic() + PATIENCE_S
+    began_at = not_refused_at = time.monotonic()
     while True:
         try:
             return ask(url, {"Authorization": "Bearer " + boot["join_token"]}, ca=boot["ca"])
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             say(f"{url}: {error}")
-            if time.monotonic() > stop:
+            now = time.monotonic()
+            if getattr(error, "code", None) not in REFUSALS:
+                not_refused_at = now
+            if now - not_refused_at > REFUSED_S or now - began_at > PATIENCE_S:
                 raise
         time.sleep(PAUSE_S)
 

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,11 @@ from http_answers import Answer
 from makara.manager.boot import end_vm
 from makara.protocol.messages import BootConfig, VmEnding
 from metadata import AzureMetadata, serving
+from pauses import Pauses
 from shims import Shims
 
 _POWERED_OFF = "is-system-running\npoweroff --force\n"
 End = Callable[[VmEnding, float], None]
-
-
-@dataclass
-class Pauses:
-    """Time passes by sleeping alone."""
-
-    now: float = 0.0
-    slept: list[float] = field(default_factory=list[float])
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
 
 @pytest.fixture

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import subprocess
 import sys
+import urllib.error
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from http_answers import Answer, answering
 from makara.manager.boot import end_vm, first_boot
 from makara.manager.hosting import installing, manager_boot
+from pauses import Pauses
 from shims import Shims
 
 
@@ -40,3 +44,42 @@ def test_what_goes_on_failing_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(subprocess.CalledProcessError, match="status 4"):
         first_boot.keep_trying("pip", "install", "torch")
     assert noted.read_text() == 3 * "install torch\n"
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Pauses:
+    made = Pauses()
+    monkeypatch.setattr(first_boot, "time", made)
+    return made
+
+
+def fetch(*answers: Answer) -> bytes:
+    """What a first boot fetches from a manager that answers so; the last answer is given for ever."""
+    left = list(answers)
+    with answering(lambda _: left.pop(0) if len(left) > 1 else left[0]) as url:
+        return first_boot.fetch({"manager_url": url, "job": "j", "join_token": "t", "ca": None}, "torch")
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_manager_goes_on_refusing_is_not_waited_for(pauses: Pauses, status: int) -> None:
+    with pytest.raises(urllib.error.HTTPError):
+        fetch(Answer(status))
+    assert 60.0 <= pauses.now < 90.0
+
+
+def test_a_refusal_while_the_manager_restarts_is_waited_for(pauses: Pauses) -> None:
+    refusals = [Answer(404)] * 10
+    assert fetch(*refusals, Answer(502), *refusals, Answer(200, "2.13.0")) == b"2.13.0"
+    assert pauses.now > 60.0
+
+
+@pytest.mark.usefixtures("pauses")
+@pytest.mark.parametrize("fault", [Answer(503), Answer(429), Answer(200, "2.1", num_missing=3)])
+def test_a_manager_that_cannot_answer_is_waited_for(fault: Answer) -> None:
+    assert fetch(*[fault] * 30, Answer(200, "2.13.0")) == b"2.13.0"
+
+
+def test_a_manager_that_never_answers_is_given_up(pauses: Pauses) -> None:
+    with pytest.raises(http.client.IncompleteRead):
+        fetch(Answer(200, "2.1", num_missing=3))
+    assert pauses.now >= first_boot.PATIENCE_S

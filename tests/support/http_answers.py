@@ -25,6 +25,7 @@ class Answer:
     text: str = ""
     content_type: str = "application/xml"
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    num_missing: int = 0  # bytes that are announced, and not sent before the connection is closed
 
 
 @contextmanager
@@ -40,12 +41,13 @@ def answering(answer: Callable[[Request], Answer], listener: socket.socket | Non
             content = given.text.encode()
             self.send_response(given.status)
             self.send_header("Content-Type", given.content_type)
-            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Content-Length", str(len(content) + given.num_missing))
             for name, value in given.headers.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(content)
+            self.close_connection |= given.num_missing > 0
 
         do_GET = do_HEAD = do_PUT = do_DELETE = do_POST = _answer
 
