@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,10 +36,17 @@ from makara.manager.providers import (
     Unauthenticated,
 )
 from makara.manager.service.quarantine import Quarantined
-from makara.manager.service.tokens import TokenStore
-from makara.manager.service.vms.renting import ABSENCE_S, CONSOLE_S, SLOW_RELEASE_S, CommandAbandoned, Renting
+from makara.manager.service.tokens import Scope, TokenStore
+from makara.manager.service.vms.renting import (
+    ABSENCE_S,
+    CONSOLE_S,
+    JOIN_TTL_S,
+    SLOW_RELEASE_S,
+    CommandAbandoned,
+    Renting,
+)
 from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
-from makara.manager.threads import CallKind, Threads
+from makara.manager.threads import CallKind, ThreadBounds, Threads
 from makara.protocol.messages import BootConfig
 from virtual_time import run_virtually
 
@@ -54,6 +62,7 @@ class Cloud(FakeProvider):
         self.answers = list(answers)
         self.wrote: str | Exception = "it boots"
         self.calls: list[str] = []
+        self.boots: list[BootConfig] = []
 
     def release(self, vm: str, attempts: int = 1) -> bool:
         self.calls.append("release")
@@ -66,6 +75,7 @@ class Cloud(FakeProvider):
         return self.wrote
 
     def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        self.boots.append(boot)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -119,7 +129,7 @@ class Desk:
         self.loop = asyncio.get_running_loop()
         self.script = script or _requested(self.loop.time())
         self.command = self.script.last(RequestVm)
-        self.tokens = TokenStore(home / "tokens.sqlite3")
+        self.tokens = TokenStore(home / "tokens.sqlite3", self.loop.time)
         self.threads = Inline()
         self.told: list[Event] = []
         self.is_set_aside = False
@@ -318,6 +328,22 @@ def test_an_attempt_whose_success_is_in_the_journal_is_not_made_again(tmp_path: 
     _play(tmp_path, Cloud("i-1"), act)
 
 
+def test_a_request_that_waits_long_for_a_thread_gives_its_vm_a_good_join_token(tmp_path: Path) -> None:
+    cloud = Cloud("i-1")
+
+    async def act(desk: Desk) -> None:
+        async def persist_late(*values: Any, **named: Any) -> Any:
+            await asyncio.sleep(JOIN_TTL_S + 1.0)
+            return await _persist(*values, **named)
+
+        desk.renting.persist = persist_late
+        await desk.renting.request("j", desk.command)
+        (boot,) = cloud.boots
+        assert desk.tokens.check(boot.join_token, Scope.JOIN).vm == desk.command.vm
+
+    _play(tmp_path, cloud, act)
+
+
 def test_absence_means_nothing_for_a_while_after_the_last_call_and_not_after_the_first(
     tmp_path: Path,
 ) -> None:
@@ -498,6 +524,40 @@ def test_a_request_that_raises_anything_is_made_again_and_the_job_goes_on(tmp_pa
             await at.until(lambda: len(cloud.vms) == 2)
             assert not cloud.requests
             assert at.service.jobs["j"].state.ended is None
+
+    asyncio.run(act())
+
+
+class Slow(FakeProvider):
+    """Makes VMs only once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.asked: list[str] = []
+
+    def create(self, attempt: Attempt, boot: BootConfig) -> str:
+        self.asked.append(attempt.vm)
+        assert self.may.wait(60.0)
+        return super().create(attempt, boot)
+
+
+def test_what_waits_to_be_requested_when_its_job_is_stopped_is_not_requested(tmp_path: Path) -> None:
+    async def act() -> None:
+        cloud, at_once = Slow(), ThreadBounds().request_vm
+        async with desk(tmp_path, cloud) as at:
+            await at.submit("j", resources={"max_nodes": at_once + 3})
+            await at.tick()
+            await at.until(lambda: len(cloud.asked) == at_once)
+            assert len(at.vms("j")) == at_once + 3
+            await at.service.handle("j", StopRequested(now=at.clock()))
+            await at.tick()
+            assert at.vms("j") == []
+            cloud.may.set()
+            await at.until(lambda: at.service.jobs["j"].state.ended is not None)
+            await at.until(lambda: not at.service.effects._tasks)
+            assert len(cloud.asked) == at_once
+            assert not cloud.vms
 
     asyncio.run(act())
 

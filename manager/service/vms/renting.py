@@ -154,17 +154,21 @@ class Renting:
         return await self.persist(
             job,
             command,
-            partial(self._create, attempt, boot),
+            partial(self._create, job, attempt, boot),
             ProviderError,
             wanted=lambda: self._wants(job, attempt),
             longest_delay_s=_LONGEST_DELAY_S if is_cloud else 1.0,
         )
 
-    def _create(self, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
+    def _create(self, job: str, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
         """The VM's id, or why there is none; raises `ProviderError` if the call is to be repeated.
 
-        Blocking. If VMs can come from only one place, lack of capacity there is retried.
+        Blocking. If VMs can come from only one place, lack of capacity there is retried. The call may have
+        waited long for its thread: raises `CommandAbandoned` if the VM is no longer wanted.
         """
+        if not self._wants(job, attempt):
+            raise CommandAbandoned
+        _repeatable(partial(self._issue_join, job, attempt))
         self._note_asked(attempt)
         try:
             provider = self._provider(attempt.placement.provider)
@@ -239,18 +243,21 @@ class Renting:
         """What the VM is told at its start. Blocking."""
         spec = self.state_of(job).spec
         assert spec is not None, "a VM is requested for a submitted job only"
-        token = self.tokens.issue_join(
-            self.join_secret, job=job, vm=attempt.vm, attempt=attempt.name, ttl_s=JOIN_TTL_S
-        )
         return BootConfig(
             vm=attempt.vm,
             job=job,
             manager_url=self.manager_url(),
             ca=self.manager_ca(),
-            join_token=token,
+            join_token=self._issue_join(job, attempt),
             directory=str(self.vm_directory(attempt.vm)),
             num_devices=spec.resources.workers_per_node,
             device_memory_bytes=spec.resources.device_memory,
+        )
+
+    def _issue_join(self, job: str, attempt: Attempt) -> str:
+        """The attempt's join token, always the same, good for `JOIN_TTL_S` from now."""
+        return self.tokens.issue_join(
+            self.join_secret, job=job, vm=attempt.vm, attempt=attempt.name, ttl_s=JOIN_TTL_S
         )
 
     # ---- to have one be gone -------------------------------------------------------------------------------
