@@ -32,6 +32,7 @@ DONE = os.path.join(VENV, ".makara-complete")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PATIENCE_S, PAUSE_S = 1200, 5
 REFUSALS, REFUSED_S = (401, 403, 404), 60  # a proxy may answer so while the manager restarts
+GPUS, GPUS_WITHIN_S = "/proc/driver/nvidia/gpus/*", 60
 PAUSES_S = (5, 20, 60)  # between two tries of what comes from elsewhere
 # By TCP a VM hears there who it is and what it may do; UDP (names, leases) and names by TCP are for all.
 RULES = """
@@ -59,6 +60,8 @@ def main() -> None:
     with open(BOOT) as file:
         boot = json.load(file)
     os.makedirs(boot["directory"], exist_ok=True)
+    if boot["device_kind"] == "cuda":
+        wait_for_gpus()
     if not os.path.exists(DONE):
         prepare(boot)
     bar_metadata()
@@ -70,6 +73,17 @@ def main() -> None:
     python = os.path.join(VENV, "bin", "python")
     os.chdir(boot["directory"])
     os.execv(python, [python, "-P", "-m", "makara.worker.agent", BOOT])
+
+
+def wait_for_gpus() -> None:
+    """The driver may still be loading."""
+    stop = time.monotonic() + GPUS_WITHIN_S
+    while not glob.glob(GPUS):
+        if time.monotonic() > stop:
+            raise SystemExit(
+                "makara: this VM's type has GPUs, but its image no NVIDIA driver that shows them"
+            )
+        time.sleep(PAUSE_S)
 
 
 def prepare(boot: dict[str, Any]) -> None:
@@ -88,7 +102,7 @@ def prepare(boot: dict[str, Any]) -> None:
     make_user(trainer_user(boot))
     pip = [os.path.join(VENV, "bin", "python"), "-m", "pip", "install", "--no-input"]
     if torch_at is None:
-        cpu = [] if glob.glob("/proc/driver/nvidia/gpus/*") else ["--extra-index-url", CPU_INDEX]
+        cpu = [] if glob.glob(GPUS) else ["--extra-index-url", CPU_INDEX]
         keep_trying(*pip, *cpu, "-c", constraints, torch)
     keep_trying(*pip, "-c", constraints, torch, wheel)
     os.umask(before)
@@ -104,7 +118,7 @@ def bar_metadata() -> None:
 
 def open_gpus() -> None:
     """Make their device files, which CUDA makes only for who may become root."""
-    if glob.glob("/proc/driver/nvidia/gpus/*") and shutil.which("nvidia-modprobe"):
+    if glob.glob(GPUS) and shutil.which("nvidia-modprobe"):
         subprocess.run(["nvidia-modprobe", "-u", "-c=0"])
 
 

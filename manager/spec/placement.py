@@ -62,6 +62,7 @@ class Attempt(Frozen):
     max_price: float | None = None  # the bid, USD an hour; None: up to the on-demand price
     image: str = ""  # empty: the provider's own setting
     disk_gb: int | None = None  # None: the provider's own setting
+    num_gpus: int = 0  # what the offer says; 0 also in journals of earlier versions
 
     @property
     def name(self) -> str:

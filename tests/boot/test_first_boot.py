@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import subprocess
 import sys
 import urllib.error
@@ -83,3 +84,31 @@ def test_a_manager_that_never_answers_is_given_up(pauses: Pauses) -> None:
     with pytest.raises(http.client.IncompleteRead):
         fetch(Answer(200, "2.1", num_missing=3))
     assert pauses.now >= first_boot.PATIENCE_S
+
+
+def test_a_driver_that_is_loading_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: Pauses
+) -> None:
+    monkeypatch.setattr(first_boot, "GPUS", str(tmp_path / "*"))
+    sleep = pauses.sleep
+
+    def load(seconds: float) -> None:
+        sleep(seconds)
+        if pauses.now > 30.0:
+            (tmp_path / "0000:00:1e.0").touch()
+
+    monkeypatch.setattr(pauses, "sleep", load)
+    first_boot.wait_for_gpus()
+    assert 30.0 < pauses.now < 60.0
+
+
+def test_an_image_without_a_driver_is_named_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: Pauses
+) -> None:
+    boot = tmp_path / "boot.json"
+    boot.write_text(json.dumps({"directory": str(tmp_path / "state"), "device_kind": "cuda"}))
+    monkeypatch.setattr(first_boot, "BOOT", str(boot))
+    monkeypatch.setattr(first_boot, "GPUS", str(tmp_path / "gpus" / "*"))
+    with pytest.raises(SystemExit, match="its image no NVIDIA driver"):
+        first_boot.main()
+    assert 60.0 <= pauses.now < 90.0

@@ -49,13 +49,18 @@ CLOUD: dict[str, Any] = {"provider": "aws", "instance_type": ["small", "large"],
 
 
 def offer(
-    zone: str = "a", kind: str = "small", market: Market = SPOT, *, ceiling: float | None = 1.0
+    zone: str = "a",
+    kind: str = "small",
+    market: Market = SPOT,
+    *,
+    ceiling: float | None = 1.0,
+    num_gpus: int = 0,
 ) -> Offer:
     placement = Placement(provider="aws", market=market, region="r", zone=zone, instance_type=kind)
     if ceiling is None:
         return Offer(placement=placement, price=None)
     price = Price(hourly=ceiling / 2, ceiling=ceiling, at=0.0, source="a test")
-    return Offer(placement=placement, price=price)
+    return Offer(placement=placement, price=price, num_gpus=num_gpus)
 
 
 def rented(script: Script, *offers: Offer, joined: bool = True, **resources: Any) -> Script:
@@ -129,6 +134,12 @@ def test_an_attempt_asks_for_the_jobs_image_and_disk() -> None:
     script.wait()
     attempt = script.last(AttemptMade).attempt
     assert (attempt.image, attempt.disk_gb) == ("ami-1", 80)
+
+
+def test_an_attempt_keeps_how_many_gpus_its_offer_has() -> None:
+    script = rented(Script(), offer(num_gpus=4), joined=False)
+    script.wait()
+    assert script.last(AttemptMade).attempt.num_gpus == 4
 
 
 def test_nothing_is_asked_for_before_prices_are_known() -> None:
@@ -537,7 +548,8 @@ def test_attempts_of_older_journals_are_read() -> None:
     attempt = {"vm": "v", "placement": {"provider": "aws"}}
     price = {"hourly": 1.0, "ceiling": 1.0, "at": 0.0, "source": "a test"}
     old = {"fact": "attempt_made", "at": 1.0, "vm": "v", "attempt": attempt, "price": price}
-    assert AttemptMade.model_validate(old).manager_url == ""
+    made = AttemptMade.model_validate(old)
+    assert (made.manager_url, made.attempt.num_gpus) == ("", 0)
 
 
 def restart(script: Script, step_s: float = 0.0) -> None:

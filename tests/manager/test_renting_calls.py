@@ -111,13 +111,13 @@ async def _persist(
             await asyncio.sleep(1.0)
 
 
-def _requested(now: float) -> Script:
-    """A job that has just asked for its first VM."""
+def _requested(now: float, num_gpus: int = 0) -> Script:
+    """A job that has just asked for its first VM, which has so many GPUs."""
     script = Script(now=now, releasing=False)
     script.submit(resources={"provider": "aws", "instance_type": "small"})
     place = Placement(provider="aws", market=Market.SPOT, region="r", zone="a", instance_type="small")
     price = Price(hourly=1.0, ceiling=1.0, at=now, source="a test")
-    script.event(OffersSeen(now=now, offers=(Offer(placement=place, price=price),)))
+    script.event(OffersSeen(now=now, offers=(Offer(placement=place, price=price, num_gpus=num_gpus),)))
     script.wait()
     return script
 
@@ -342,6 +342,20 @@ def test_a_request_that_waits_long_for_a_thread_gives_its_vm_a_good_join_token(t
         assert desk.tokens.check(boot.join_token, Scope.JOIN).vm == desk.command.vm
 
     _play(tmp_path, cloud, act)
+
+
+@pytest.mark.parametrize(("num_gpus", "kind"), [(0, "auto"), (2, "cuda")])
+def test_a_vm_that_is_sold_with_gpus_does_not_join_without(tmp_path: Path, num_gpus: int, kind: str) -> None:
+    cloud = Cloud("i-1")
+
+    async def run() -> None:
+        now = asyncio.get_running_loop().time()
+        desk = Desk(tmp_path, cloud, _requested(now, num_gpus))
+        await desk.renting.request("j", desk.command)
+        desk.tokens.close()
+
+    run_virtually(run())
+    assert [boot.device_kind for boot in cloud.boots] == [kind]
 
 
 def test_absence_means_nothing_for_a_while_after_the_last_call_and_not_after_the_first(

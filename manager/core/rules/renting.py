@@ -61,10 +61,10 @@ def request(context: Context, names: Sequence[str], most: int) -> None:
     why, why_not_rented, num_rented = "", "", None
     for name in names:
         offer = next_offer(context)
-        if not isinstance(offer, str) and offer[0].provider in CLOUDS:
+        if not isinstance(offer, str) and offer[0].placement.provider in CLOUDS:
             if num_rented is None:
                 num_rented, why_not_rented = growth.may_rent(
-                    context, offer[0], _to_be_had(context, *offer, most)
+                    context, offer[0].placement, _to_be_had(context, *offer, most)
                 )
             if num_rented > 0:
                 num_rented -= 1
@@ -81,12 +81,12 @@ def request(context: Context, names: Sequence[str], most: int) -> None:
         spending.order_stop(context, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
 
 
-def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Price] | str:
-    """The place to ask for one more VM, and its price; or why there is none. `rents`: also of clouds."""
+def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] | str:
+    """The offer to take for one more VM, and its price; or why there is none. `rents`: also of clouds."""
     spec, faults = context.spec, dict[str, None]()
     if not spec.resources.clouds:
         free = Price(hourly=0.0, ceiling=0.0, at=context.now, source="nobody bills")
-        return Placement(provider=spec.resources.providers[0]), free
+        return Offer(placement=Placement(provider=spec.resources.providers[0]), price=free), free
     if context.observations.offers is None:
         return "prices are not known yet"
     for offer in context.observations.offers:
@@ -95,7 +95,7 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Pric
         price = price_of(spec.resources, offer, context.now)
         found = _fault(context, spec.resources, offer, price)
         if not found and price is not None:
-            return offer.placement, price
+            return offer, price
         faults[found] = None
     if context.observations.unanswered:  # what they offer may do: nothing final is concluded from the others
         return f"prices of {' and '.join(context.observations.unanswered)} are not known yet"
@@ -105,10 +105,10 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Placement, Pric
     return next(iter(faults), "there is no offer")
 
 
-def _to_be_had(context: Context, placement: Placement, price: Price, most: int) -> int:
+def _to_be_had(context: Context, offer: Offer, price: Price, most: int) -> int:
     """How many of `most` VMs the caps allow, if each costs as much as this one."""
     resources, hourly = context.spec.resources, hourly_ceiling(context.state)
-    if placement.market is Market.ON_DEMAND and resources.spot:
+    if offer.placement.market is Market.ON_DEMAND and resources.spot:
         most = min(most, resources.on_demand_nodes - sum(map(_is_on_demand, context.state.counted_vms)))
     low, high = 1, most + 1  # what was offered can be had
     while high - low > 1:
@@ -120,16 +120,17 @@ def _to_be_had(context: Context, placement: Placement, price: Price, most: int) 
     return low
 
 
-def _attempt(context: Context, vm: str, number: int, placement: Placement, price: Price) -> None:
+def _attempt(context: Context, vm: str, number: int, offer: Offer, price: Price) -> None:
     spec = context.spec
-    bid = spec.resources.max_price if placement.market is Market.SPOT else None
+    bid = spec.resources.max_price if offer.placement.market is Market.SPOT else None
     attempt = Attempt(
         vm=vm,
         number=number,
-        placement=placement,
+        placement=offer.placement,
         max_price=bid,
-        image=spec.resources.image_of(placement.provider) or "",
+        image=spec.resources.image_of(offer.placement.provider) or "",
         disk_gb=spec.resources.disk_gb,
+        num_gpus=offer.num_gpus,
     )
     url = context.observations.manager_url
     context.fact(AttemptMade(at=context.now, vm=vm, attempt=attempt, price=price, manager_url=url))

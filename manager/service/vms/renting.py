@@ -251,6 +251,7 @@ class Renting:
             join_token=self._issue_join(job, attempt),
             directory=str(self.vm_directory(attempt.vm)),
             num_devices=spec.resources.workers_per_node,
+            device_kind="cuda" if attempt.num_gpus else "auto",
             device_memory_bytes=spec.resources.device_memory,
         )
 
