@@ -120,6 +120,19 @@ def test_an_on_demand_vm_is_no_spot_request(stand: AwsStand) -> None:
     assert "spot-instances-request" not in {spec["ResourceType"] for spec in made["TagSpecifications"]}
 
 
+@pytest.mark.parametrize("market", Market)
+@pytest.mark.parametrize("kind", ["t2.medium", "t3.medium", "t3a.medium", "t4g.medium"])
+def test_a_burstable_vm_costs_no_more_than_its_price(stand: AwsStand, kind: str, market: Market) -> None:
+    create(stand.aws_provider("m"), changed(stand.attempt("vm-a"), instance_type=kind, market=market))
+    (sent,) = stand.aws.requests
+    assert sent["CreditSpecification.CpuCredits"] == "standard"
+
+
+def test_of_other_vms_nothing_is_said_about_credits(stand: AwsStand) -> None:
+    made = request(stand, changed(stand.attempt("vm-a"), instance_type="trn1.2xlarge"))
+    assert "CreditSpecification" not in made
+
+
 def test_tokens_fit_and_differ_between_managers_and_attempts(stand: AwsStand) -> None:
     attempts = [stand.attempt("v" * 60), stand.attempt("v" * 60, 2), stand.attempt("vm")]
     tokens = {token_of(manager, attempt) for manager in ("m" * 32, "n" * 32) for attempt in attempts}

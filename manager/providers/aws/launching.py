@@ -13,6 +13,7 @@ MANAGER, VM, ATTEMPT, JOB = "makara:manager", "makara:vm", "makara:attempt", "ma
 _TAGGED = ("instance", "volume", "network-interface")
 _MOST_USER_DATA = 16 << 10  # bytes before base64, says EC2's user guide
 _MOST_TOKEN = 64  # ASCII characters
+_BURSTABLE = ("t2", "t3", "t3a", "t4g")
 
 
 def token_of(manager: str, attempt: Attempt) -> str:
@@ -74,6 +75,10 @@ def launch_request(
         request["IamInstanceProfile"] = {"Name": settings.instance_profile}
     if spot:
         request["InstanceMarketOptions"] = _spot(attempt.max_price)
+    if attempt.placement.instance_type.partition(".")[0] in _BURSTABLE:
+        # By default most may use more CPU than their price includes, which is billed besides (EC2's user
+        # guide, "Unlimited mode for burstable performance instances").
+        request["CreditSpecification"] = {"CpuCredits": "standard"}
     return request
 
 
