@@ -3,5 +3,5 @@
 In: a `Training` (a model's factory, a sample). Out: a `TracedModel`: the graph, with parameters, buffers and
 entries of a sample as inputs and new values of buffers as outputs, and how each tensor is initialised from
 the seed. The model is built with fake tensors and exported under guards. What torch.export would drop or bake
-in is rewritten (updates, constants, in-place operations, regions) or refused with the user's line.
+in is rewritten (updates, constants, in-place operations, copies, regions) or refused with the user's line.
 """

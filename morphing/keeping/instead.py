@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...pipeline import Plan, Range, Schedule
-from ...simulator import Calibration, Sizes, simulate
+from ...simulator import Calibration, simulate, sizes_of
 from ..placement import Slot
 from ..recovery import transfers
 from ..request import Candidate, Choice, Infeasible, Request
@@ -131,7 +131,7 @@ def _room(request: Request, plan: Plan, slots: Sequence[Slot]) -> int | None:
     """How many micro-batches in flight every worker has memory for; None: for all of its share. A simulation
     alone does not tell, since a worker that waits for gradients runs more forwards."""
     calibration = _on_its_device(request.calibration, plan)
-    table, sizes = stage_table(calibration, plan.schedule), Sizes(calibration)
+    table, sizes = stage_table(calibration, plan.schedule), sizes_of(calibration)
     shares, feeders = [0] * plan.num_workers, [set[int]() for _ in plan.ranges]
     for path in plan.paths:
         for hop in path.hops:

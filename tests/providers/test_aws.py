@@ -580,14 +580,18 @@ def test_each_family_has_its_quota(instance_type: str, market: Market, code: str
 # ---- opening -----------------------------------------------------------------------------------------------
 
 
-def test_the_section_of_the_settings_opens_the_provider(
-    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_settings(stand: AwsStand, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
     region = stand.settings.regions[REGION].model_dump()
     settings = {"aws": {"regions": {REGION: region}, "endpoint_url": stand.endpoint}}
-    (tmp_path / "clouds.yaml").write_text(str(settings).replace("'", '"'))
+    (home / "clouds.yaml").write_text(str(settings).replace("'", '"'))
+
+
+def test_the_section_of_the_settings_opens_the_provider(
+    stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(stand, tmp_path, monkeypatch)
     providers = open_providers(ServerConfig(home=tmp_path), "m", lambda attempt, boot: b"data")
     attempt = stand.attempt("vm-a")
     assert providers["aws"].create(attempt, boot_of(attempt, tmp_path))
@@ -599,11 +603,7 @@ def test_the_section_of_the_settings_opens_the_provider(
 def test_prices_are_dated_by_the_managers_clock(
     stand: AwsStand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
-    region = stand.settings.regions[REGION].model_dump()
-    settings = {"aws": {"regions": {REGION: region}, "endpoint_url": stand.endpoint}}
-    (tmp_path / "clouds.yaml").write_text(str(settings).replace("'", '"'))
+    write_settings(stand, tmp_path, monkeypatch)
     config = ServerConfig(home=tmp_path)
     providers = open_providers(config, "m", lambda attempt, boot: b"data", lambda: 5000.0)
     offers = providers["aws"].offers(stand.resources())

@@ -26,14 +26,18 @@ def write(home: Path, section: dict[str, object]) -> None:
     (home / "clouds.yaml").write_text(yaml.safe_dump({"azure": section}))
 
 
-def test_a_section_opens_azure_with_the_credentials_of_the_environment(
-    cloud: AzureCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_settings(cloud: AzureCloud, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_TENANT_ID", "11111111-0000-4000-8000-000000000000")
     monkeypatch.setenv("AZURE_CLIENT_ID", "the manager")
     monkeypatch.setenv("AZURE_CLIENT_SECRET", CLIENT_SECRET)
     monkeypatch.setenv("AZURE_AUTHORITY_HOST", cloud.stand_in.address)
-    write(tmp_path, cloud.settings().model_dump(exclude_none=True))
+    write(home, cloud.settings().model_dump(exclude_none=True))
+
+
+def test_a_section_opens_azure_with_the_credentials_of_the_environment(
+    cloud: AzureCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_settings(cloud, tmp_path, monkeypatch)
     providers = open_providers(ServerConfig(home=tmp_path), "manager", user_data)
     assert set(providers) == {"local", "static", "azure"}
     assert list(providers["azure"].list()) == []
@@ -44,11 +48,7 @@ def test_a_section_opens_azure_with_the_credentials_of_the_environment(
 def test_prices_are_dated_by_the_managers_clock(
     cloud: AzureCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AZURE_TENANT_ID", "11111111-0000-4000-8000-000000000000")
-    monkeypatch.setenv("AZURE_CLIENT_ID", "the manager")
-    monkeypatch.setenv("AZURE_CLIENT_SECRET", CLIENT_SECRET)
-    monkeypatch.setenv("AZURE_AUTHORITY_HOST", cloud.stand_in.address)
-    write(tmp_path, cloud.settings().model_dump(exclude_none=True))
+    write_settings(cloud, tmp_path, monkeypatch)
     providers = open_providers(ServerConfig(home=tmp_path), "manager", user_data, lambda: 5000.0)
     offers = providers["azure"].offers(cloud.resources())
     assert {offer.price.at for offer in offers if offer.price is not None} == {5000.0}
