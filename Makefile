@@ -43,7 +43,7 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# All parts take about three hours: an hour of them `clouds`, half of one each `choices`, `markets` and
+# All parts take three to four hours: an hour of them each `clouds` and `markets`, half of one each `choices` and
 # `goodput`. One alone: make bench PARTS=planning,
 # or PARTS="clouds --minutes 10".
 bench: setup

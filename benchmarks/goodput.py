@@ -2,7 +2,7 @@
 
 For each policy a manager of its own, local VMs of one worker each, and the same market. Operations sleep, so
 that two cores do for eight workers. The replay is given the calibration of the job, what its VMs and its
-changes of plan took (medians), and nothing of what came of it.
+changes of plan took (means), and nothing of what came of it.
 """
 
 from __future__ import annotations
