@@ -1,7 +1,7 @@
 """`python -m benchmarks [part...]`: each part prints a table and writes benchmarks/results/<part>.json.
 
-Without names, all parts run, in the order below. A part is a module with `TITLE` and `rows()`; it is
-imported when it runs.
+Without names, all parts run that the machine can, in the order below. A part is a module with `TITLE` and
+`rows()`; it is imported when it runs.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ PARTS = {
     "goodput": "policies on a spot market of a few minutes, real processes beside a replay (half an hour)",
     "rests": "a death within a long step: the rest of it, as simulated and as measured (10 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
+    "gpu": "trainers on a GPU beside plain PyTorch, if there is one (2 minutes)",
 }
 
 
@@ -53,7 +54,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="how long `clouds` watches")
     parser.add_argument("--quick", action="store_true", help="of `markets` a few; nothing is written")
     arguments = parser.parse_args()
-    parts: list[str] = arguments.parts or list(PARTS)
+    everything = [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
+    parts: list[str] = arguments.parts or everything
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"part: {unknown[0]!r} is none of {', '.join(PARTS)}")
     torch.set_num_threads(1)

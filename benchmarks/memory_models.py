@@ -1,4 +1,5 @@
-"""A transformer of any size; and two for the memory benchmark: one keeps many activations, one much state."""
+"""A transformer of any size; two for the memory benchmark: one keeps many activations, one much state; and
+one that keeps a GPU busy."""
 
 from __future__ import annotations
 
@@ -72,3 +73,8 @@ def activations() -> Training:
 def state() -> Training:
     """Four wide layers: far more weights and optimizer state than activations."""
     return transformer(4, 1024)
+
+
+def large() -> Training:
+    """Six layers of 1536: 171 million parameters."""
+    return transformer(6, 1536, 24)

@@ -23,7 +23,7 @@ from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
 from makara.worker.recovery.joining import CheckpointLocation, join_generation
 from makara.worker.sections.ranges import RangeRuntime
-from reference import run_reference
+from reference import native_device, run_reference
 from shapes import Question
 from torch import Tensor, nn
 
@@ -38,16 +38,17 @@ def run_rank(
     path: Path,
 ) -> None:
     """Form the generation and take its steps, as `worker.trainer.generation` does."""
+    device = native_device()
     session = Session(order, order.members[rank].worker, listener)
-    sums = PartialSums(chain, question.num_micro_batches, question.numerics)
-    state = ModelState(RangeRuntime(chain, training, question.seed), training.clip_grad_norm, sums)
+    sums = PartialSums(chain, question.num_micro_batches, question.numerics, device)
+    state = ModelState(RangeRuntime(chain, training, question.seed, device), training.clip_grad_norm, sums)
     batches = _batches(question, training)
     parts = buckets(chain, session.plan)
     formed = join_generation(
         session, state, CheckpointLocation(open_store(path.parent.as_uri()), "job"), parts
     )
     assert (formed.rung, formed.step) == ("start", 0)
-    stepper = Stepper(session, state, batches, parts, torch.device("cpu"))
+    stepper = Stepper(session, state, batches, parts, device)
     losses = [stepper.step(lambda: (1, Flag(0))).settled.loss for _ in range(question.steps)]
     tensors: dict[str, Tensor] = {}
     for section in state.runtime.sections.values():
@@ -66,6 +67,7 @@ def run_reference_process(question: Question, training: Training, chain: Section
         numerics=question.numerics,
         precision=question.precision,
         graph_hash=chain.traced.graph_hash,
+        device=native_device(),
     )
     _leave(path, losses, state)
 
@@ -77,7 +79,8 @@ def run_eager(question: Question, training: Training, chain: Sections, path: Pat
     module moves with every micro-batch, take the mean of what each micro-batch makes of the step's first
     values: the one thing that is defined and not PyTorch's.
     """
-    model = training.model()
+    device = native_device()
+    model = training.model().to(device)
     with torch.no_grad():
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.copy_(chain.traced.initial(name))
@@ -93,7 +96,8 @@ def run_eager(question: Question, training: Training, chain: Sections, path: Pat
         total = weight = 0.0
         for i in range(question.num_micro_batches):
             model.load_state_dict(before, strict=False)
-            loss, share = _backward(training, model, batches.micro_batch(step, i))
+            batch = {name: value.to(device) for name, value in batches.micro_batch(step, i).items()}
+            loss, share = _backward(training, model, batch)
             total, weight = total + loss, weight + share
             after.append(_statistics(model))
         model.load_state_dict({name: _mean([s[name] for s in after]) for name in before}, strict=False)

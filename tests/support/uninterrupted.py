@@ -6,7 +6,7 @@ from makara.model.partition.partition import choose_cuts
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.protocol.messages import JobSettings
-from reference import run_reference
+from reference import native_device, run_reference
 from torch import Tensor
 
 
@@ -22,4 +22,5 @@ def uninterrupted(training: Training, job: JobSettings, steps: int) -> tuple[lis
         steps=steps,
         seed=job.seed,
         numerics=job.numerics,
+        device=native_device(),
     )

@@ -124,6 +124,7 @@ def test_thirteen_workers_all_train_and_deaths_and_joins_change_no_bit(tmp_path:
         steps=STEPS,
         seed=7,
         numerics="exact",
+        device=run.recipe.device_kind,
     )
     assert [run.fleet.losses()[step + 1] for step in range(STEPS)] == losses
     assert_same(state, wanted)

@@ -55,6 +55,7 @@ def reference(
         seed=7,
         numerics="exact" if numerics == "exact" else "fast",
         precision=precision,
+        device=recipe.device_kind,
     )
 
 

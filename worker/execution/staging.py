@@ -1,8 +1,8 @@
 """Copies between the device and the host memory that gloo uses.
 
 On the CPU both are the same and nothing is copied. On CUDA each thread copies on a stream of its own through
-pinned memory, so that transfers overlap the compute stream; events tell when a tensor is complete. (One path
-serves both, but the CUDA half has not been run: no test here has a GPU.)
+pinned memory, so that transfers overlap the compute stream; events tell when a tensor is complete. The
+machines that tests usually run on have no GPU; see docs/benchmarks.md for what was run on one.
 """
 
 from __future__ import annotations

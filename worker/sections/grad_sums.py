@@ -29,7 +29,10 @@ from ...model.errors import UserCodeError
 from ...model.partition.partition import Sections
 
 HEADROOM_BITS = 10  # a gradient may grow 1024-fold from one step to the next before a step has to be redone
-_CHUNK = 1 << 16  # elements converted at a time: the three temporaries fit into the second-level cache
+_CHUNK = 1 << 16  # elements converted at a time: the three temporaries fit into a CPU's second-level cache
+_CHUNK_ON_GPU = (
+    1 << 22
+)  # long kernels: as many elements at once are added in 0.12 ms on an H200, in chunks in 2.8
 _REDUCED_AT_ONCE = 1 << 22  # elements of a copy; a constant, so that all hosts issue the same collectives
 
 
@@ -156,6 +159,7 @@ class ExactSum(GradientSum):
         self.scales = dict.fromkeys(shapes, 0.0)
         self._limits = [2.0**62 / contributions[name] for name in shapes]
         self._rows = {name: row for row, name in enumerate(shapes)}
+        self._chunk = _CHUNK if self.buffer.device.type == "cpu" else _CHUNK_ON_GPU
 
     def reset(self, scales: Mapping[str, float]) -> None:
         super().reset(scales)
@@ -180,10 +184,10 @@ class ExactSum(GradientSum):
         if scale == 0.0:
             return  # this attempt only determines the maximum
         flat, total = gradient.reshape(-1), self._views[name].view(-1)
-        for start in range(0, flat.numel(), _CHUNK):
-            chunk = flat[start : start + _CHUNK].double().mul_(scale).round_()
+        for start in range(0, flat.numel(), self._chunk):
+            chunk = flat[start : start + self._chunk].double().mul_(scale).round_()
             # Beyond the limit the conversion may give any integer; the sum is then not used.
-            total[start : start + _CHUNK].add_(chunk.to(torch.int64))
+            total[start : start + self._chunk].add_(chunk.to(torch.int64))
 
     def totals(self, divisor: float, over: AllReduce | None = None) -> Totals:
         maxima = over_hosts(self.maxima, None if over is None else over.max).tolist()
@@ -204,8 +208,8 @@ class ExactSum(GradientSum):
 
     def _divide(self, name: str, summed: Tensor, divisor: float, into: Tensor) -> None:
         scale = self.scales[name] or 1.0  # an unknown scale without overflow: all contributions are zero
-        for start in range(0, summed.numel(), _CHUNK):
-            piece = slice(start, start + _CHUNK)
+        for start in range(0, summed.numel(), self._chunk):
+            piece = slice(start, start + self._chunk)
             into[piece] = summed[piece].double().div_(scale).div_(divisor)
 
 

@@ -1,0 +1,158 @@
+"""Real trainers on one GPU beside the same model in plain PyTorch, and the predictions.
+
+With several stages, their processes share the GPU, which takes them in turns, and tensors go by gloo through
+host memory: the step is then that of no real pipeline, and is not predicted.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from makara.checkpoint import open_generation, open_store
+from makara.model.data import Batches
+from makara.model.training import load_entrypoint
+from makara.pipeline import Plan, Range, grid
+from makara.protocol.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
+from makara.simulator import Calibration, simulate
+from makara.worker.profiling.profiling import profile
+
+from .emulated.fleet import in_fresh_process
+from .report import Row
+from .trainers import Trainer, form
+
+TITLE = "a step of a transformer in bf16 on one GPU, plain PyTorch and trainers; seconds, and peak MB"
+ENTRYPOINT = "memory_models:large"
+BUNDLE = Path(__file__).parent
+STEPS, WARM = 12, 4
+M, NUM_MICRO_BATCHES, SECTIONS = 64, 8, 12
+CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    ("P=1, fast", 1, {}),
+    ("P=1, exact", 1, {"numerics": "exact"}),
+    ("P=2, fast, halves", 2, {"window": 2, "halves": True}),
+)
+
+
+def rows() -> list[Row]:
+    """Plain PyTorch, then a row for each case; memory is that of the busiest rank."""
+    if not torch.cuda.is_available():
+        raise SystemExit("gpu: torch finds no GPU here")
+    seconds, peak = in_fresh_process(_plain)
+    profiles: dict[str, Profile] = {}
+    found: list[Row] = [_row("plain PyTorch", seconds, seconds, peak)]
+    for name, depth, options in CASES:
+        found.append(_case(name, depth, options, seconds, profiles))
+    return found
+
+
+def _case(
+    name: str, depth: int, options: dict[str, Any], plain_s: float, profiles: dict[str, Profile]
+) -> Row:
+    """`profiles`: those that were made, by numerics."""
+    numerics = options.get("numerics", "fast")
+    shape = {key: value for key, value in options.items() if key != "numerics"}
+    with tempfile.TemporaryDirectory() as folder:
+        job = JobSettings(
+            job="gpu",
+            entrypoint=ENTRYPOINT,
+            seed=3,
+            steps=STEPS,
+            global_batch_size=M * NUM_MICRO_BATCHES,
+            microbatch_size=M,
+            num_sections=SECTIONS,
+            numerics=numerics,
+            precision="bf16",
+            checkpoint_interval_steps=STEPS,
+            store=StoreConfig(uri=f"file://{folder}/store"),
+            bundle_sha256="0" * 64,
+        )
+        if numerics not in profiles:
+            profiles[numerics] = in_fresh_process(_profile, job)
+        calibration = Calibration.from_json(profiles[numerics].calibration)
+        bounds = [calibration.num_sections * stage // depth for stage in range(depth + 1)]
+        stages = [Range(start, stop) for start, stop in pairwise(bounds)]
+        plan = grid(stages, 1, NUM_MICRO_BATCHES, generation=1, **shape)
+        open_generation(open_store(job.store.uri), job.job, plan.generation)
+        seconds, peak = _train(job, plan, profiles[numerics].recipe, Path(folder))
+        predicted = simulate(plan, calibration)
+        predicted_s = predicted.time_s if depth == 1 else None
+        return _row(name, seconds, plain_s, peak, predicted_s, max(predicted.peak_bytes))
+
+
+def _row(
+    name: str,
+    seconds: float,
+    plain_s: float,
+    peak: int,
+    predicted_s: float | None = None,
+    predicted_bytes: int | None = None,
+) -> Row:
+    return {
+        "side": name,
+        "s": seconds,
+        "over plain": seconds / plain_s,
+        "predicted s": "" if predicted_s is None else predicted_s,
+        "predicted / measured s": "" if predicted_s is None else predicted_s / seconds,
+        "peak": peak / 1e6,
+        "predicted peak": "" if predicted_bytes is None else predicted_bytes / 1e6,
+        "predicted / measured peak": "" if predicted_bytes is None else predicted_bytes / peak,
+    }
+
+
+def _profile(job: JobSettings) -> Profile:
+    """What a first worker finds that is alone, in a process of its own."""
+    return profile(load_entrypoint(BUNDLE, job.entrypoint), job, seconds=10.0)
+
+
+def _train(job: JobSettings, plan: Plan, recipe: Recipe, folder: Path) -> tuple[float, int]:
+    """(median seconds of a step of the slowest rank, peak bytes of the busiest) of trainers under `plan`."""
+    steps = folder / "steps"
+    steps.mkdir()
+    environment = {**os.environ, "MAKARA_BENCHMARK_STEPS": str(steps)}
+    with ExitStack() as stack:
+        trainers = [
+            stack.enter_context(Trainer(f"w{rank}", job, BUNDLE, environment, "gpu_trainer.py"))
+            for rank in range(plan.num_workers)
+        ]
+        for trainer in trainers:
+            trainer.order(recipe=recipe)
+        for trainer in trainers:
+            trainer.wait(lambda report: report.graph_hash is not None)
+        form(trainers, plan, recipe)
+        for trainer in trainers:
+            trainer.wait(lambda report: report.phase is Phase.FINISHED)
+    found = [[line.split() for line in path.read_text().splitlines()] for path in steps.iterdir()]
+    return (
+        max(statistics.median(float(seconds) for seconds, _ in lines[WARM:]) for lines in found),
+        max(int(lines[-1][1]) for lines in found),
+    )
+
+
+def _plain() -> tuple[float, int]:
+    """(median seconds of a step, peak bytes) of the same model, optimizer and samples in plain PyTorch."""
+    training = load_entrypoint(BUNDLE, ENTRYPOINT)
+    model = training.model().cuda()
+    optimizer = training.optimizer(list(model.named_parameters()))
+    batches = Batches(training.dataset(), 3, M * NUM_MICRO_BATCHES, M)
+    times: list[float] = []
+    for step in range(STEPS):
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        for i in range(NUM_MICRO_BATCHES):
+            batch = {name: value.cuda() for name, value in batches.micro_batch(step, i).items()}
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = training.loss(model(batch["tokens"]), batch) / NUM_MICRO_BATCHES
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.monotonic() - began)
+    return statistics.median(times[WARM:]), torch.cuda.max_memory_allocated()
