@@ -39,7 +39,7 @@ PARTS = {
     "goodput": "policies on a spot market of a few minutes, real processes beside a replay (half an hour)",
     "rests": "a death within a long step: the rest of it, as simulated and as measured (10 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
-    "gpu": "trainers on a GPU beside plain PyTorch, if there is one (2 minutes)",
+    "gpu": "trainers on a GPU beside plain PyTorch, if there is one (3 minutes)",
 }
 
 

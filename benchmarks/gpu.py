@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from makara.checkpoint import open_generation, open_store
@@ -31,13 +31,15 @@ from .trainers import Trainer, form
 TITLE = "a step of a transformer in bf16 on one GPU, plain PyTorch and trainers; seconds, and peak MB"
 ENTRYPOINT = "memory_models:large"
 BUNDLE = Path(__file__).parent
+Numerics = Literal["fast", "exact"]
 STEPS, WARM = 12, 4
 M, NUM_MICRO_BATCHES, SECTIONS = 64, 8, 12
-CASES: tuple[tuple[str, int, dict[str, Any]], ...] = (
-    ("P=1, fast", 1, {}),
-    ("P=1, exact", 1, {"numerics": "exact"}),
-    ("P=2, fast, halves", 2, {"window": 2, "halves": True}),
+CASES: tuple[tuple[int, Numerics, dict[str, Any]], ...] = (
+    (1, "fast", {}),
+    (1, "exact", {}),
+    (2, "fast", {"window": 2, "halves": True}),
 )
+"""P, the job's numerics, and the plan's other settings."""
 
 
 def rows() -> list[Row]:
@@ -45,19 +47,19 @@ def rows() -> list[Row]:
     if not torch.cuda.is_available():
         raise SystemExit("gpu: torch finds no GPU here")
     seconds, peak = in_fresh_process(_plain)
-    profiles: dict[str, Profile] = {}
-    found: list[Row] = [_row("plain PyTorch", seconds, seconds, peak)]
-    for name, depth, options in CASES:
-        found.append(_case(name, depth, options, seconds, profiles))
-    return found
+    profiles: dict[Numerics, Profile] = {}
+    plain = _row("plain PyTorch", seconds, seconds, peak)
+    return [plain, *(_case(*case, seconds, profiles) for case in CASES)]
 
 
 def _case(
-    name: str, depth: int, options: dict[str, Any], plain_s: float, profiles: dict[str, Profile]
+    depth: int,
+    numerics: Numerics,
+    settings: dict[str, Any],
+    plain_s: float,
+    profiles: dict[Numerics, Profile],
 ) -> Row:
-    """`profiles`: those that were made, by numerics."""
-    numerics = options.get("numerics", "fast")
-    shape = {key: value for key, value in options.items() if key != "numerics"}
+    """`settings`: of the plan. `profiles`: those that were made."""
     with tempfile.TemporaryDirectory() as folder:
         job = JobSettings(
             job="gpu",
@@ -78,11 +80,12 @@ def _case(
         calibration = Calibration.from_json(profiles[numerics].calibration)
         bounds = [calibration.num_sections * stage // depth for stage in range(depth + 1)]
         stages = [Range(start, stop) for start, stop in pairwise(bounds)]
-        plan = grid(stages, 1, NUM_MICRO_BATCHES, generation=1, **shape)
+        plan = grid(stages, 1, NUM_MICRO_BATCHES, generation=1, **settings)
         open_generation(open_store(job.store.uri), job.job, plan.generation)
         seconds, peak = _train(job, plan, profiles[numerics].recipe, Path(folder))
         predicted = simulate(plan, calibration)
         predicted_s = predicted.time_s if depth == 1 else None
+        name = f"P={depth}, {numerics}" + ", halves" * plan.halves
         return _row(name, seconds, plain_s, peak, predicted_s, max(predicted.peak_bytes))
 
 

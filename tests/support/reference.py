@@ -19,7 +19,7 @@ from makara.model.training import Training
 from makara.worker.sections.buffer_updates import RunningSum
 from makara.worker.sections.grad_check import is_usable, total_norm
 from makara.worker.sections.grad_sums import GradientSum, clip_coefficient, mean_loss, new_sum
-from makara.worker.sections.ranges import RangeRuntime, configure_torch, pick_device
+from makara.worker.sections.ranges import RangeRuntime, configure_torch
 from torch import Tensor
 
 OnStep = Callable[[int, float], None]
@@ -27,7 +27,7 @@ OnStep = Callable[[int, float], None]
 
 def native_device() -> torch.device:
     """What trainers that tests start would compute on."""
-    return pick_device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def run_reference(
