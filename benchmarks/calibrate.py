@@ -6,7 +6,7 @@ For one m and one worker. What a job does, for several m and with several worker
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from makara.model.partition.partition import Sections
@@ -15,7 +15,6 @@ from makara.simulator import Calibration, Link
 from makara.simulator.calibration.assembly import tied_sums_of
 from makara.worker.profiling.section import LEAST_REPEATS, Conditions, measure_section
 from makara.worker.profiling.subject import batch_of, layout_of
-from makara.worker.profiling.wires import loopback
 
 _SECTION_S = 1.0
 
@@ -27,13 +26,9 @@ def calibrate(
     seed: int,
     numerics: Literal["exact", "fast"],
     num_micro_batches: int,
-    device: torch.device | str = "cpu",
-    inter_vm: Link | None = None,
-    intra_vm: Link | None = None,
     repeats: int = LEAST_REPEATS,
 ) -> Calibration:
-    """Times (seconds) and sizes (bytes) of each section. Links that are not given: a measurement over
-    loopback.
+    """Times (seconds) and sizes (bytes) of each section. Links are not measured: callers put theirs in.
 
     `numerics` and N decide the size of the gradient sums. One section is in memory at a time.
     """
@@ -42,14 +37,13 @@ def calibrate(
         seed=seed,
         numerics=numerics,
         num_micro_batches=num_micro_batches,
-        device=device,
         repeats=repeats,
         section_s=_SECTION_S,
     )
     layout = layout_of(chain, numerics)
     batch = batch_of(training, seed, layout.microbatch_size)
     rows = [measure_section(chain, index, batch, conditions) for index in range(chain.num_sections)]
-    link = loopback().link if inter_vm is None or intra_vm is None else None
+    no_link = Link(latency_s=0.0, bytes_per_s=1.0)
     times: dict[str, Any] = {name: tuple(row.times[name].median for row in rows) for name in rows[0].times}
     sizes: dict[str, Any] = {name: tuple(row.sizes[name] for row in rows) for name in rows[0].sizes}
     return Calibration(
@@ -58,9 +52,9 @@ def calibrate(
         cut_bytes=tuple(layout.cut_bytes),
         grad_cut_bytes=tuple(layout.grad_cut_bytes),
         tied_sums=tied_sums_of(layout),
-        inter_vm=inter_vm or cast(Link, link),
-        intra_vm=intra_vm or cast(Link, link),
-        device_kind=torch.device(device).type,
+        inter_vm=no_link,
+        intra_vm=no_link,
+        device_kind="cpu",
         microbatch_size=layout.microbatch_size,
         versions={"torch": torch.__version__},
         labels=tuple(layout.labels),

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from makara.morphing import Choice
-from makara.simulator import Calibration
 
 from .emulated.cases import Planner
 from .emulated.fleet import Fleet, Measured, fleet, in_fresh_process
-from .emulated.measuring import calibrated, sums_on
+from .emulated.measuring import calibrated, planner_on
 from .emulated.models import SCALE, Emulated, pyramid, transformer, uneven
 from .emulated.networks import Network
 from .report import Row
@@ -78,18 +77,13 @@ def rows() -> list[Row]:
 def _rows_of(model: Emulated, cases: Sequence[tuple[Network, int]]) -> list[Row]:
     with fleet(model, NUM_WORKERS, NUM_MICRO_BATCHES) as workers:
         calibration = calibrated(workers)
-        planners = {network.name: _planner(workers, calibration, network) for network in dict(cases)}
+        planners = {network.name: planner_on(workers, network, calibration) for network in dict(cases)}
         found: list[Row] = []
         for network, count in cases:
             planner = replace(planners[network.name], workers=workers.names[:count])
             found.append(_row(model, workers, planner))
             print(", ".join(f"{name} {value}" for name, value in found[-1].items()), file=sys.stderr)
         return found
-
-
-def _planner(workers: Fleet, calibration: Calibration, network: Network) -> Planner:
-    sums = tuple(sums_on(workers, network))
-    return Planner(calibration, network, sums, workers.names, NUM_MICRO_BATCHES)
 
 
 def _row(model: Emulated, workers: Fleet, planner: Planner) -> Row:

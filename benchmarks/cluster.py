@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -12,27 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from makara.checkpoint import open_generation, open_store, read_head
-from makara.model.training import load_entrypoint
 from makara.morphing import Choice, Request, Rerouted, Slot, choose, reroute
-from makara.pipeline import Plan, Range, grid
-from makara.protocol.messages import (
-    Formed,
-    GenerationOrder,
-    JobSettings,
-    Member,
-    Profile,
-    Recipe,
-    WorkerReport,
-)
+from makara.pipeline import Plan, grid
+from makara.protocol.messages import Formed, JobSettings, WorkerReport
 from makara.simulator import Calibration
-from makara.worker.agent.trainer_process import ALLOCATOR
-from makara.worker.profiling.profiling import profile
 
-from .emulated.fleet import in_fresh_process
-from .trainers import Trainer
+from .made_up import stages
+from .trainers import Trainer, form, prepare, profiled
 
-BUNDLE = Path(__file__).parent
 _MEMORY_BYTES = 1 << 40
 _MOST_S = 60.0  # until a trainer writes a moment that is waited for
 
@@ -50,10 +35,9 @@ class Cluster:
 
     def __init__(self, folder: Path, stack: ExitStack, job: JobSettings, num_workers: int) -> None:
         self._folder, self._stack, self._job = folder, stack, job
-        found = in_fresh_process(_profile, job, environment=ALLOCATOR)
+        found = profiled(job)
         self.calibration = Calibration.from_json(found.calibration)
-        self._recipe: Recipe = found.recipe
-        self._store = open_store(job.store.uri)
+        self._recipe = found.recipe
         self._started = 0
         self.generation = 0
         """The newest that was formed."""
@@ -66,11 +50,8 @@ class Cluster:
 
     def whole(self, depth: int, *, window: int | None = None, halves: bool = False) -> Plan:
         """The next generation's plan, if all trainers form a grid."""
-        sections = self._recipe.num_sections
-        bounds = [round(stage * sections / depth) for stage in range(depth + 1)]
-        ranges = [Range(start, stop) for start, stop in itertools.pairwise(bounds)]
         return grid(
-            ranges,
+            stages(self._recipe.num_sections, depth),
             len(self.trainers) // depth,
             self.num_micro_batches,
             window=window,
@@ -102,27 +83,9 @@ class Cluster:
         return choice.plan, chosen + [one for one in by_name.values() if one not in chosen]
 
     def form(self, plan: Plan, members: Sequence[Trainer], abandoned: int) -> tuple[float, float]:
-        """Order all of them into `plan`; when all were prepared, and when the store was opened for it."""
-        order = GenerationOrder(
-            number=plan.generation,
-            phase="prepare",
-            plan=plan.to_json(),
-            members=[Member(worker=one.worker, address="127.0.0.1") for one in members],
-        )
-        for one in members:
-            one.order(action="train", recipe=self._recipe, generation=order, abandoned=abandoned)
-        reports = [one.wait(lambda report: report.prepared >= plan.generation) for one in members]
-        prepared = time.monotonic()
-        open_generation(self._store, self._job.job, plan.generation)
-        head = read_head(self._store, self._job.job)
-        assert head is not None
-        go = {"phase": "go", "endpoint": reports[0].endpoint, "checkpoints": list(head.manifests)}
-        opened = time.monotonic()
-        order = order.model_copy(update=go)
-        for one in members:
-            one.order(action="train", recipe=self._recipe, generation=order, abandoned=abandoned)
+        """As `trainers.form`."""
         self.generation = plan.generation
-        return prepared, opened
+        return form(members, plan, self._recipe, self._job, abandoned)
 
     def wait_formed(self, members: Sequence[Trainer], number: int) -> list[Formed]:
         found: list[Formed] = []
@@ -156,14 +119,10 @@ class Cluster:
             self._started += 1
             times = self._folder / f"{name}.times"
             times.touch()
-            environment = {**ALLOCATOR, **os.environ, "MAKARA_BENCHMARK_TIMES": str(times)}
-            trainer = Trainer(name, self._job, BUNDLE, environment, script="timed_trainer.py")
+            trainer = Trainer(name, self._job, "timed_trainer.py", {"MAKARA_BENCHMARK_TIMES": str(times)})
             started.append(self._stack.enter_context(trainer))
             self.trainers[rank : rank + 1] = [trainer]
-        for trainer in started:
-            trainer.order(recipe=self._recipe)
-        for trainer in started:
-            trainer.wait(lambda report: report.graph_hash is not None)
+        prepare(started, self._recipe)
 
     def _times(self, trainer: Trainer) -> Path:
         return self._folder / f"{trainer.worker}.times"
@@ -171,8 +130,3 @@ class Cluster:
 
 def _has_formed(number: int, report: WorkerReport) -> bool:
     return report.formed is not None and report.formed.generation >= number
-
-
-def _profile(job: JobSettings) -> Profile:
-    """What a first worker finds that is alone, in a process of its own."""
-    return profile(load_entrypoint(BUNDLE, job.entrypoint), job)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from makara.morphing import FailurePlan, failure_plans, stage_table, templates
 from makara.pipeline import grid
@@ -12,6 +10,7 @@ from makara.simulator import warm_up
 
 from .made_up import in_halves, model, stages
 from .report import Row
+from .timing import timed
 
 DEPTH, REPLICAS, NUM_MICRO_BATCHES = 64, 32, 1024
 MOST = DEPTH * REPLICAS // 4
@@ -20,7 +19,6 @@ TITLE = (
     f"one core, warm: {REPLICAS} pipelines of {DEPTH} stages, N={NUM_MICRO_BATCHES}, every number "
     f"of failures up to {MOST} (SlipStream: 3,153 s); templates of {NUM_VMS} VMs of {DEVICES} devices"
 )
-Value = TypeVar("Value")
 
 
 def rows() -> list[Row]:
@@ -31,7 +29,8 @@ def rows() -> list[Row]:
 def _failures(halves: bool) -> list[Row]:
     calibration = in_halves(model((0.01,) * DEPTH))
     plan = grid(stages(DEPTH, DEPTH), REPLICAS, NUM_MICRO_BATCHES, window=2 * DEPTH, halves=halves)
-    seconds, found = _warm(lambda: failure_plans(plan, calibration, MOST))
+    failure_plans(plan, calibration, MOST)
+    seconds, found = timed(lambda: failure_plans(plan, calibration, MOST), time.process_time)
     worst = max(found, key=lambda one: one.gap)
     return [_row(found, number, halves, seconds, worst.gap) for number in (0, 1, *range(64, MOST + 1, 64))]
 
@@ -51,13 +50,7 @@ def _row(found: tuple[FailurePlan, ...], number: int, halves: bool, seconds: flo
 
 def _templates() -> list[Row]:
     table = stage_table(model((0.01,) * SECTIONS))
-    seconds, found = _warm(lambda: templates(table, 4 * NUM_VMS, NUM_VMS, DEVICES, 80 << 30))
+    sizes = (4 * NUM_VMS, NUM_VMS, DEVICES, 80 << 30)
+    templates(table, *sizes)
+    seconds, found = timed(lambda: templates(table, *sizes), time.process_time)
     return [{"templates of up to VMs": NUM_VMS, "found": len(found), "sections": SECTIONS, "CPU s": seconds}]
-
-
-def _warm(call: Callable[[], Value]) -> tuple[float, Value]:
-    """(processor seconds, value) of a second call."""
-    call()
-    began = time.process_time()
-    value = call()
-    return time.process_time() - began, value

@@ -6,31 +6,27 @@ host memory: the step is then that of no real pipeline, and is not predicted.
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from makara.checkpoint import open_generation, open_store
 from makara.model.data import Batches
 from makara.model.training import load_entrypoint
-from makara.pipeline import Plan, Range, grid
-from makara.protocol.messages import JobSettings, Phase, Profile, Recipe, StoreConfig
+from makara.pipeline import Plan, grid
+from makara.protocol.messages import JobSettings, Phase, Profile, Recipe
 from makara.simulator import Calibration, simulate
-from makara.worker.profiling.profiling import profile
 
 from .emulated.fleet import in_fresh_process
+from .made_up import stages
 from .report import Row
-from .trainers import Trainer, form
+from .trainers import BUNDLE, Trainer, form, job_settings, prepare, profiled
 
 TITLE = "a step of a transformer in bf16 on one GPU, plain PyTorch and trainers; seconds, and peak MB"
 ENTRYPOINT = "memory_models:large"
-BUNDLE = Path(__file__).parent
 Numerics = Literal["fast", "exact"]
 STEPS, WARM = 12, 4
 M, NUM_MICRO_BATCHES, SECTIONS = 64, 8, 12
@@ -61,27 +57,22 @@ def _case(
 ) -> Row:
     """`settings`: of the plan. `profiles`: those that were made."""
     with tempfile.TemporaryDirectory() as folder:
-        job = JobSettings(
-            job="gpu",
-            entrypoint=ENTRYPOINT,
-            seed=3,
+        job = job_settings(
+            ENTRYPOINT,
+            folder,
+            M,
+            NUM_MICRO_BATCHES,
             steps=STEPS,
-            global_batch_size=M * NUM_MICRO_BATCHES,
-            microbatch_size=M,
             num_sections=SECTIONS,
             numerics=numerics,
             precision="bf16",
             checkpoint_interval_steps=STEPS,
-            store=StoreConfig(uri=f"file://{folder}/store"),
-            bundle_sha256="0" * 64,
         )
         if numerics not in profiles:
-            profiles[numerics] = in_fresh_process(_profile, job)
+            profiles[numerics] = profiled(job, seconds=10.0)
         calibration = Calibration.from_json(profiles[numerics].calibration)
-        bounds = [calibration.num_sections * stage // depth for stage in range(depth + 1)]
-        stages = [Range(start, stop) for start, stop in pairwise(bounds)]
-        plan = grid(stages, 1, NUM_MICRO_BATCHES, generation=1, **settings)
-        open_generation(open_store(job.store.uri), job.job, plan.generation)
+        equal = stages(calibration.num_sections, depth)
+        plan = grid(equal, 1, NUM_MICRO_BATCHES, generation=1, **settings)
         seconds, peak = _train(job, plan, profiles[numerics].recipe, Path(folder))
         predicted = simulate(plan, calibration)
         predicted_s = predicted.time_s if depth == 1 else None
@@ -109,26 +100,18 @@ def _row(
     }
 
 
-def _profile(job: JobSettings) -> Profile:
-    """What a first worker finds that is alone, in a process of its own."""
-    return profile(load_entrypoint(BUNDLE, job.entrypoint), job, seconds=10.0)
-
-
 def _train(job: JobSettings, plan: Plan, recipe: Recipe, folder: Path) -> tuple[float, int]:
     """(median seconds of a step of the slowest rank, peak bytes of the busiest) of trainers under `plan`."""
     steps = folder / "steps"
     steps.mkdir()
-    environment = {**os.environ, "MAKARA_BENCHMARK_STEPS": str(steps)}
+    variables = {"MAKARA_BENCHMARK_STEPS": str(steps)}
     with ExitStack() as stack:
         trainers = [
-            stack.enter_context(Trainer(f"w{rank}", job, BUNDLE, environment, "gpu_trainer.py"))
+            stack.enter_context(Trainer(f"w{rank}", job, "gpu_trainer.py", variables))
             for rank in range(plan.num_workers)
         ]
-        for trainer in trainers:
-            trainer.order(recipe=recipe)
-        for trainer in trainers:
-            trainer.wait(lambda report: report.graph_hash is not None)
-        form(trainers, plan, recipe)
+        prepare(trainers, recipe)
+        form(trainers, plan, recipe, job)
         for trainer in trainers:
             trainer.wait(lambda report: report.phase is Phase.FINISHED)
     found = [[line.split() for line in path.read_text().splitlines()] for path in steps.iterdir()]

@@ -8,15 +8,14 @@ jitter 0.5 forward (see `wires.py` for all that is emulated). The simulation tak
 from __future__ import annotations
 
 import statistics
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from multiprocessing import get_context
 
 import torch
 from makara.pipeline.plan import Schedule
 from makara.simulator import Calibration, Link, simulate
 
 from .calibrate import calibrate
+from .emulated.fleet import in_fresh_process
 from .ranks import measure
 from .report import Row
 from .sides import SEED, Setting, plan_of, trace_chain
@@ -63,8 +62,7 @@ def row(recompute: bool) -> Row:
 
 def simulated_s(setting: Setting, emulation: Emulation) -> float:
     """The mean of the simulated step over several draws of the jitter."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-        measured = alone.submit(calibrated, setting).result()
+    measured = in_fresh_process(calibrated, setting)
     link = Link(latency_s=emulation.latency_s, bytes_per_s=emulation.bytes_per_s, jitter_s=emulation.jitter_s)
     calibration = replace(measured, inter_vm=link, intra_vm=link)
     plan = plan_of(setting, Schedule.VARUNA)
@@ -79,6 +77,4 @@ def calibrated(setting: Setting) -> Calibration:
         seed=SEED,
         numerics="fast",
         num_micro_batches=setting.num_micro_batches,
-        inter_vm=Link(latency_s=0.0, bytes_per_s=1.0),  # not measured: the emulated one takes its place
-        intra_vm=Link(latency_s=0.0, bytes_per_s=1.0),
     )

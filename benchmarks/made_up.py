@@ -37,6 +37,5 @@ def in_halves(calibration: Calibration) -> Calibration:
 
 
 def stages(sections: int, depth: int) -> list[Range]:
-    """P equal stages; P divides K."""
-    size = sections // depth
-    return [Range(n * size, (n + 1) * size) for n in range(depth)]
+    """P stages of equal size, or one section apart where P does not divide K."""
+    return [Range(n * sections // depth, (n + 1) * sections // depth) for n in range(depth)]

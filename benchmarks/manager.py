@@ -50,6 +50,7 @@ from makara.simulator import warm_up
 from .made_up import model
 from .manager_agents import DEVICE
 from .report import Row
+from .timing import timed
 
 TITLE = "a manager with 1,000 VMs in one job, 10,000 ever"
 LIVE, EVER = 1000, 10_000
@@ -72,9 +73,9 @@ def rows() -> list[Row]:
     """One row for each thing that comes often."""
     warm_up(wait=True)  # a manager compiles its simulator soon after it began, once
     facts = list(history())
-    fold_s, _ = _timed(lambda: fold(facts))
+    fold_s, _ = timed(lambda: fold(facts))
     state, parts = fold([*facts, *generation()]), OrderParts()
-    told_s, sizes = _timed(
+    told_s, sizes = timed(
         lambda: [len(parts.to_json(orders(state, vm, parts=parts))) for vm in state.vms.live]
     )
     found = {
@@ -179,8 +180,8 @@ async def _measure(service: Service, agents: asyncio.StreamWriter) -> dict[str, 
     found |= await _share(job, f"heartbeats, and a step in {STEP_S:g} s")
     assert job.state.running, "nothing happened to the generation"
     assert job.observations.newest_step >= WATCHED_S / STEP_S, "steps were told of"
-    found["a view of the job, s"], _ = _timed(lambda: job_view(job, {}, 0.0).model_dump_json())
-    found["/metrics, s"], _ = _timed(lambda: exposition(service))
+    found["a view of the job, s"], _ = timed(lambda: job_view(job, {}, 0.0).model_dump_json())
+    found["/metrics, s"], _ = timed(lambda: exposition(service))
     return found
 
 
@@ -204,12 +205,6 @@ async def _share(job: Job, what: str) -> dict[str, float]:
 def _heard(job: Job) -> int:
     """Beats and reports so far."""
     return sum(last_report.report.sequence for last_report in job.observations.last_reports.values())
-
-
-def _timed(call: Any) -> tuple[float, Any]:
-    began = time.perf_counter()
-    result = call()
-    return time.perf_counter() - began, result
 
 
 class _Cloud:

@@ -15,10 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from makara.protocol.messages import Formed, JobSettings, Phase, StoreConfig
+from makara.protocol.messages import Formed, Phase
 
 from .cluster import Cluster
 from .report import Row
+from .trainers import job_settings
 
 NUM_WORKERS = 6
 NUM_MICRO_BATCHES = 18
@@ -51,7 +52,16 @@ CASES = (
 
 def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        cluster = Cluster(Path(folder), stack, _job(folder), NUM_WORKERS)
+        job = job_settings(
+            "morph_models:chain",
+            folder,
+            MICROBATCH_SIZE,
+            NUM_MICRO_BATCHES,
+            steps=1_000_000,
+            numerics="fast",
+            checkpoint_interval_steps=2,
+        )
+        cluster = Cluster(Path(folder), stack, job, NUM_WORKERS)
         taken: dict[Case, list[dict[str, float]]] = {case: [] for case in CASES}
         plans: dict[Case, str] = {}
         for _ in range(ROUNDS):
@@ -66,21 +76,6 @@ def rows() -> list[Row]:
             }
             for case in CASES
         ]
-
-
-def _job(folder: str) -> JobSettings:
-    return JobSettings(
-        job="morphs",
-        entrypoint="morph_models:chain",
-        seed=3,
-        steps=1_000_000,
-        global_batch_size=MICROBATCH_SIZE * NUM_MICRO_BATCHES,
-        microbatch_size=MICROBATCH_SIZE,
-        numerics="fast",
-        checkpoint_interval_steps=2,
-        store=StoreConfig(uri=f"file://{folder}/store"),
-        bundle_sha256="0" * 64,
-    )
 
 
 def _lose_one(cluster: Cluster, case: Case) -> tuple[str, dict[str, float]]:

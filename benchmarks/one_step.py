@@ -5,11 +5,9 @@ The paper gives no micro-batch size. 8192 micro-batches are the most that can be
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 from makara.pipeline import Plan, grid
 from makara.simulator import Calibration
@@ -19,9 +17,9 @@ from makara.simulator.pipelines import Kernels
 from makara.simulator.simulation import simulate_with
 
 from .made_up import model, stages
+from .timing import Figure, median
 
 DEPTH, REPLICAS, NUM_MICRO_BATCHES = 36, 3, 8192
-Figure = tuple[str, float, int]
 
 
 def one_step() -> list[Figure]:
@@ -48,25 +46,14 @@ def one_step() -> list[Figure]:
 
 
 def _median(kernels: Kernels, plan: Plan, jitter_s: float, repeats: int) -> tuple[float, int]:
-    """After one that does not count, if there are several."""
     cluster = Cluster(
         uneven(DEPTH, jitter_s),
         [f"vm{worker // 4}" for worker in range(plan.num_workers)],
         [1.0] * plan.num_workers,
     )
-
-    def run() -> None:
-        simulate_with(kernels, plan, cluster, seed=0, timeline=False)
-
-    if repeats > 1:
-        run()
-    return statistics.median(_seconds(run) for _ in range(repeats)), repeats
-
-
-def _seconds(call: Callable[[], None]) -> float:
-    began = time.thread_time()
-    call()
-    return time.thread_time() - began
+    return median(
+        lambda: simulate_with(kernels, plan, cluster, seed=0, timeline=False), repeats, time.thread_time
+    )
 
 
 def _first_use() -> float:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-
 import torch
 from makara.morphing import Request, Rerouted, Slot, choose, reroute
 from makara.pipeline import Plan, Schedule, grid
@@ -16,21 +12,23 @@ from makara.worker.sections.grad_sums import ExactSum, FastSum
 
 from .made_up import model, stages
 from .one_step import one_step
+from .report import Row
 from .sweeps import sweeps
+from .timing import Figure, median
 
 TITLE = "planning, one step in virtual time (the paper's simulator: 376 to 660 ms), gradient sums; medians"
 PARAMETERS = {"w": (1 << 20,)}
 
 
-def rows() -> list[dict[str, str | float | int]]:
+def rows() -> list[Row]:
     measured = [*planning(), *rerouting(), *one_step(), *sweeps(), *sums()]
     return [{"what": what, "median ms": 1000 * seconds, "of": repeats} for what, seconds, repeats in measured]
 
 
-def planning() -> list[tuple[str, float, int]]:
+def planning() -> list[Figure]:
     """Schedules, one simulated mini-batch, and the whole choice that a morph waits for."""
     calibration = model((0.01,) * 36)
-    rows: list[tuple[str, float, int]] = []
+    rows: list[Figure] = []
     for schedule in Schedule:
         plan = grid(stages(36, 36), 4, 512, schedule=schedule, recompute=True)
         rows.append((f"order of {schedule}, P=36 D=4 N=512", *median(lambda plan=plan: orders(plan), 3)))
@@ -49,7 +47,7 @@ def planning() -> list[tuple[str, float, int]]:
     return rows
 
 
-def rerouting() -> list[tuple[str, float, int]]:
+def rerouting() -> list[Figure]:
     """What a death costs before the next step's first operation, if peers take the dead worker's work."""
     calibration, depth, replicas = model((0.01,) * 36), 36, 3
     whole = grid(stages(36, depth), replicas, 2048, window=2 * depth)
@@ -66,7 +64,7 @@ def rerouting() -> list[tuple[str, float, int]]:
     ]
 
 
-def sums() -> list[tuple[str, float, int]]:
+def sums() -> list[Figure]:
     """Adding one micro-batch's gradient of a million parameters: exact against floating point."""
     gradient = torch.randn(PARAMETERS["w"])
     exact, fast = ExactSum(PARAMETERS, {"w": 64}), FastSum(PARAMETERS)
@@ -76,14 +74,3 @@ def sums() -> list[tuple[str, float, int]]:
         ("add 1 M gradients, exact", *median(lambda: exact.add("w", gradient), 20)),
         ("add 1 M gradients, fast", *median(lambda: fast.add("w", gradient), 20)),
     ]
-
-
-def median(call: Callable[[], object], repeats: int) -> tuple[float, int]:
-    """(median seconds of `repeats` calls after one that does not count, repeats)."""
-    call()
-    times: list[float] = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return statistics.median(times), repeats

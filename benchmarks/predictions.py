@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .emulated.cases import Planner
 from .emulated.fleet import Fleet, fleet, in_fresh_process
-from .emulated.measuring import calibrated, sums_on
+from .emulated.measuring import calibrated, planner_on
 from .emulated.models import SCALE, Emulated, transformer, uneven
 from .emulated.networks import Network
 from .report import Row
@@ -87,12 +87,7 @@ def _rows_of(model: Emulated, cases: tuple[Case, ...]) -> list[Row]:
     with fleet(model, NUM_WORKERS, NUM_MICRO_BATCHES) as workers:
         calibration = calibrated(workers)
         networks = {case.network.name: case.network for case in cases}
-        planners = {
-            name: Planner(
-                calibration, network, tuple(sums_on(workers, network)), workers.names, NUM_MICRO_BATCHES
-            )
-            for name, network in networks.items()
-        }
+        planners = {name: planner_on(workers, network, calibration) for name, network in networks.items()}
         return [_row(model, workers, planners[case.network.name], case) for case in cases]
 
 

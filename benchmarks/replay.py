@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 
 from makara.manager.replay import Outcome, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
 from makara.manager.spec.job_spec import parse_spec, parse_yaml
-from makara.simulator import Calibration, Link, NodeChange, TraceEvent, read_trace, warm_up
+from makara.simulator import Calibration, NodeChange, TraceEvent, read_trace, warm_up
 
+from .made_up import model
 from .report import Row
 
 TITLE = "a whole job over an availability trace, in virtual time"
@@ -40,10 +42,8 @@ def example(calibration: Calibration) -> Scenario:
 
 def six_sections() -> Calibration:
     """A made-up model that the planner is quick with, so that the replay itself is seen with many VMs."""
-    link = Link(latency_s=1e-4, bytes_per_s=1.25e9)
-    return Calibration(
-        forward_s=(0.1,) * 6,
-        backward_s=(0.2,) * 6,
+    return replace(
+        model((0.1,) * 6),
         optimizer_s=(0.01,) * 6,
         parameter_bytes=(10**8,) * 6,
         gradient_bytes=(10**8,) * 6,
@@ -51,10 +51,6 @@ def six_sections() -> Calibration:
         activation_bytes=(10**9,) * 6,
         cut_bytes=(10**6,) * 5,
         grad_cut_bytes=(10**6,) * 5,
-        inter_vm=link,
-        intra_vm=link,
-        device_kind="cuda",
-        microbatch_size=1,
     )
 
 

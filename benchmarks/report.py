@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from makara.worker.profiling.subject import device_name
 from rich.console import Console
 from rich.table import Table
 
@@ -25,7 +25,7 @@ def machine() -> dict[str, str | int]:
     memory_gib = round(psutil.virtual_memory().total / 2**30)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return {
-        "hardware": f"{_cpu()}, {os.cpu_count()} cores, {memory_gib} GiB, {gpu}",
+        "hardware": f"{device_name(torch.device('cpu'))}, {memory_gib} GiB, {gpu}",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -56,12 +56,3 @@ def save(part: str, title: str, rows: Sequence[Row]) -> None:
 
 def _text(value: str | float) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -19,12 +19,12 @@ from pathlib import Path
 from makara.manager.replay.step_in_flight import StepsInFlight
 from makara.manager.world import Beginning
 from makara.pipeline import Plan
-from makara.protocol.messages import JobSettings, Phase, StoreConfig
+from makara.protocol.messages import Phase
 from makara.simulator import StepProgress
 
 from .cluster import Cluster
 from .report import Row
-from .trainers import Trainer
+from .trainers import Trainer, job_settings
 
 DEPTH, REPLICAS, NUM_MICRO_BATCHES = 3, 3, 36
 MICROBATCH_SIZE = 4
@@ -56,7 +56,15 @@ CASES = (
 
 def rows() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        cluster = Cluster(Path(folder), stack, _job(folder), DEPTH * REPLICAS)
+        job = job_settings(
+            "morph_models:slower_chain",
+            folder,
+            MICROBATCH_SIZE,
+            NUM_MICRO_BATCHES,
+            steps=1_000_000,
+            numerics="exact",
+        )
+        cluster = Cluster(Path(folder), stack, job, DEPTH * REPLICAS)
         _take_first_step(cluster)
         cases = list(itertools.product(CASES, SHARES))
         taken: dict[tuple[Case, float], list[dict[str, float]]] = {case: [] for case in cases}
@@ -74,20 +82,6 @@ def rows() -> list[Row]:
         }
         for (case, share), found in taken.items()
     ]
-
-
-def _job(folder: str) -> JobSettings:
-    return JobSettings(
-        job="rests",
-        entrypoint="morph_models:slower_chain",
-        seed=3,
-        steps=1_000_000,
-        global_batch_size=MICROBATCH_SIZE * NUM_MICRO_BATCHES,
-        microbatch_size=MICROBATCH_SIZE,
-        numerics="exact",
-        store=StoreConfig(uri=f"file://{folder}/store"),
-        bundle_sha256="0" * 64,
-    )
 
 
 def _take_first_step(cluster: Cluster) -> None:

@@ -17,7 +17,7 @@ from makara.model.data import Batches
 from makara.model.partition.flops import compute_nodes
 from makara.model.partition.partition import Sections, split
 from makara.model.tracing.trace import trace
-from makara.pipeline import Plan, Range, Schedule, grid
+from makara.pipeline import Plan, Schedule, grid
 from makara.protocol.messages import GenerationOrder, Member
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
@@ -40,6 +40,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, ScheduleDualPipeV
 from torch.utils.checkpoint import checkpoint
 
+from .made_up import stages
 from .sleepy import Chain, Points, training
 
 SEED = 3
@@ -112,9 +113,8 @@ class Setting:
 
 def plan_of(setting: Setting, schedule: Schedule, *, halves: bool = False) -> Plan:
     """One pipeline of equal stages; each block is a section."""
-    size = setting.blocks_per_stage
     return grid(
-        [Range(stage * size, (stage + 1) * size) for stage in range(setting.depth)],
+        stages(setting.num_blocks, setting.depth),
         1,
         setting.num_micro_batches,
         schedule=schedule,

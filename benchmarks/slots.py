@@ -14,6 +14,7 @@ from makara.simulator import Calibration, Link, simulate
 from .emulated.fleet import Fleet, fleet, in_fresh_process
 from .emulated.models import Emulated, slots
 from .emulated.networks import IDEAL
+from .made_up import in_halves, model
 from .report import Row
 
 SLOT_S = 0.100
@@ -72,22 +73,10 @@ def _plan(halves: bool) -> Plan:
 
 def _in_slots() -> Calibration:
     """Of `slots`, with a slot of a second, and nothing else that takes time."""
-    one, sections = (0.0, *(1.0,) * DEPTH), DEPTH + 1
     free = Link(latency_s=0.0, bytes_per_s=1e18)
-    return Calibration(
-        forward_s=one,
-        backward_s=tuple(2 * seconds for seconds in one),
-        input_s=one,
-        weight_s=one,
-        optimizer_s=(0.0,) * sections,
-        parameter_bytes=(1,) * sections,
-        gradient_bytes=(1,) * sections,
-        state_bytes=(1,) * sections,
-        activation_bytes=(1,) * sections,
-        cut_bytes=(1,) * DEPTH,
-        grad_cut_bytes=(1,) * DEPTH,
+    return replace(
+        in_halves(model((0.0, *(1.0,) * DEPTH))),
+        optimizer_s=(0.0,) * (DEPTH + 1),
         inter_vm=free,
         intra_vm=free,
-        device_kind="cpu",
-        microbatch_size=1,
     )

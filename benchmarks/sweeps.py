@@ -11,10 +11,12 @@ from makara.examples.replay.make_calibration import calibration
 from makara.morphing import Choice, Request, Slot, choose
 from makara.simulator import Calibration, warm_up
 
+from .timing import Figure, timed
+
 _REPEATS = 5
 
 
-def sweeps() -> list[tuple[str, float, int]]:
+def sweeps() -> list[Figure]:
     """(what, median CPU seconds of the thread, repeats): other work may share the cores. Warm: code compiled.
 
     `first`: nothing is known of the calibration.
@@ -76,7 +78,7 @@ def _request(num_workers: int, model: Calibration) -> Request:
 def _median(requests: list[Request]) -> tuple[float, int]:
     times: list[float] = []
     for request in requests:
-        began = time.thread_time()
-        assert isinstance(choose(request), Choice)
-        times.append(time.thread_time() - began)
+        seconds, choice = timed(lambda request=request: choose(request), time.thread_time)
+        assert isinstance(choice, Choice)
+        times.append(seconds)
     return statistics.median(times), len(times)

@@ -5,12 +5,8 @@ Runs in a process of its own, so that the peak is that of this work and of the i
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import resource
-import subprocess
-import sys
 import time
 from itertools import pairwise
 
@@ -20,6 +16,7 @@ from makara.model.tracing.trace import trace
 from makara.worker import Training
 from torch import Tensor
 
+from .emulated.fleet import in_fresh_process
 from .report import Row
 
 TITLE = "GPT-2 with 54 layers of hidden size 1920, sequence length 1024, m = 1"
@@ -28,16 +25,10 @@ SECONDS, GIGABYTES = 30.0, 2.0  # what it may take
 
 
 def rows() -> list[Row]:
-    answer = subprocess.run(
-        [sys.executable, "-m", __name__],
-        check=True,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
-    )
-    return json.loads(answer.stdout)
+    return [in_fresh_process(_row, environment={"HF_HUB_OFFLINE": "1"})]
 
 
-def main() -> None:
+def _row() -> Row:
     torch.set_num_threads(1)
     training = gpt2()
     imported_gb = peak_gb()
@@ -46,7 +37,7 @@ def main() -> None:
     middle = time.perf_counter()
     chain = split(traced, choose_cuts(traced))
     ended = time.perf_counter()
-    row: Row = {
+    return {
         "parameters": sum(traced.tensors[name].numel() for name in traced.parameter_names),
         "trace s": middle - began,
         "cut s": ended - middle,
@@ -57,7 +48,6 @@ def main() -> None:
         "kB across a cut": max(cut_bytes(chain)) / 1000,
         "within bounds": ended - began < SECONDS and peak_gb() < GIGABYTES,
     }
-    print(json.dumps([row]))
 
 
 def gpt2() -> Training:
@@ -101,7 +91,3 @@ def cut_bytes(chain: Sections) -> list[int]:
 
 def peak_gb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-
-
-if __name__ == "__main__":
-    main()

@@ -3,30 +3,50 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from makara.checkpoint import open_generation, open_store, read_head
+from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Plan
-from makara.protocol.messages import GenerationOrder, JobSettings, Member, Orders, Recipe, WorkerReport
+from makara.protocol.messages import (
+    GenerationOrder,
+    JobSettings,
+    Member,
+    Orders,
+    Profile,
+    Recipe,
+    StoreConfig,
+    WorkerReport,
+)
+from makara.worker.agent.trainer_process import ALLOCATOR
+from makara.worker.profiling.profiling import profile
 
+from .emulated.fleet import in_fresh_process
+
+BUNDLE = Path(__file__).parent
 MOST_S = 600.0  # a step of the benchmark that takes longer hangs
 
 
 class Trainer:
-    """One trainer, started as an agent starts it but for what `script` adds; the context manager kills it."""
+    """One trainer, started as an agent starts it; the context manager kills it.
+
+    `script` is run in place of the trainer, and reads `variables` from the environment.
+    """
 
     def __init__(
         self,
         worker: str,
         job: JobSettings,
-        bundle: Path,
-        environment: dict[str, str],
-        script: str = "slow_trainer.py",
+        script: str,
+        variables: Mapping[str, str],
     ) -> None:
         self.worker = worker
         self._job = job
@@ -39,10 +59,10 @@ class Trainer:
                 [
                     *(sys.executable, "-P", str(Path(__file__).with_name(script))),
                     *("--worker", worker, "--incarnation", "1", "--fd", str(theirs.fileno())),
-                    *("--bundle", str(bundle), "--address", "127.0.0.1"),
+                    *("--bundle", str(BUNDLE), "--address", "127.0.0.1"),
                 ],
                 pass_fds=[theirs.fileno()],
-                env=environment,
+                env={**ALLOCATOR, **os.environ, **variables},
             )
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -102,8 +122,46 @@ class Trainer:
                 self._changed.notify_all()
 
 
-def form(trainers: Sequence[Trainer], plan: Plan, recipe: Recipe) -> None:
-    """Order all of them into `plan`; rank r is the r-th."""
+def job_settings(
+    entrypoint: str, folder: str | Path, m: int, num_micro_batches: int, **others: Any
+) -> JobSettings:
+    """A job of a model in this folder, whose store is in `folder`."""
+    return JobSettings(
+        job="job",
+        entrypoint=entrypoint,
+        seed=3,
+        global_batch_size=m * num_micro_batches,
+        microbatch_size=m,
+        store=StoreConfig(uri=f"file://{folder}/store"),
+        bundle_sha256="0" * 64,
+        **others,
+    )
+
+
+def profiled(job: JobSettings, **options: Any) -> Profile:
+    """What a first worker finds that is alone, in a process of its own."""
+    return in_fresh_process(_profile, job, options, environment=ALLOCATOR)
+
+
+def _profile(job: JobSettings, options: dict[str, Any]) -> Profile:
+    return profile(load_entrypoint(BUNDLE, job.entrypoint), job, **options)
+
+
+def prepare(trainers: Sequence[Trainer], recipe: Recipe) -> None:
+    """Have all of them trace and cut the model."""
+    for trainer in trainers:
+        trainer.order(recipe=recipe)
+    for trainer in trainers:
+        trainer.wait(lambda report: report.graph_hash is not None)
+
+
+def form(
+    trainers: Sequence[Trainer], plan: Plan, recipe: Recipe, job: JobSettings, abandoned: int = 0
+) -> tuple[float, float]:
+    """Order all of them into `plan`; rank r is the r-th.
+
+    Returns when all were prepared, and when the store was opened for the generation.
+    """
     order = GenerationOrder(
         number=plan.generation,
         phase="prepare",
@@ -111,8 +169,16 @@ def form(trainers: Sequence[Trainer], plan: Plan, recipe: Recipe) -> None:
         members=[Member(worker=trainer.worker, address="127.0.0.1") for trainer in trainers],
     )
     for trainer in trainers:
-        trainer.order(action="train", recipe=recipe, generation=order)
+        trainer.order(action="train", recipe=recipe, generation=order, abandoned=abandoned)
     reports = [trainer.wait(lambda report: report.prepared >= plan.generation) for trainer in trainers]
-    order = order.model_copy(update={"phase": "go", "endpoint": reports[0].endpoint})
+    prepared = time.monotonic()
+    store = open_store(job.store.uri)
+    open_generation(store, job.job, plan.generation)
+    head = read_head(store, job.job)
+    assert head is not None, "it was written"
+    go = {"phase": "go", "endpoint": reports[0].endpoint, "checkpoints": list(head.manifests)}
+    opened = time.monotonic()
+    order = order.model_copy(update=go)
     for trainer in trainers:
-        trainer.order(action="train", recipe=recipe, generation=order)
+        trainer.order(action="train", recipe=recipe, generation=order, abandoned=abandoned)
+    return prepared, opened

@@ -6,13 +6,13 @@ Both plans are chosen as a job's are, from one calibration, and run in turns on 
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 from makara.morphing import Choice, stage_table
 from makara.simulator import Calibration
 
-from .emulated.cases import Planner
 from .emulated.fleet import Fleet, Measured, fleet, in_fresh_process
-from .emulated.measuring import calibrated, sums_on
+from .emulated.measuring import calibrated, planner_on
 from .emulated.models import SCALE, Emulated, transformer, uneven
 from .predictions import FLAT
 from .report import Row
@@ -36,10 +36,8 @@ def rows() -> list[Row]:
 def _rows_of(model: Emulated) -> list[Row]:
     with fleet(model, NUM_WORKERS, NUM_MICRO_BATCHES) as workers:
         calibration = calibrated(workers)
-        sums = tuple(sums_on(workers, FLAT))
-        planner = Planner(
-            calibration, FLAT, sums, workers.names, NUM_MICRO_BATCHES, _memory_bytes(calibration)
-        )
+        planner = planner_on(workers, FLAT, calibration)
+        planner = replace(planner, memory_bytes=_memory_bytes(calibration))
         choices = [planner.choose(recompute="auto", unequal=unequal) for unequal in (True, False)]
         measured = [_run(workers, choice) for _ in range(ROUNDS) for choice in choices]
     steps_s = [_step_s(measured[number :: len(choices)]) for number in range(len(choices))]

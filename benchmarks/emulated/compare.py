@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 from makara.pipeline import Kind
-from makara.simulator import Span, simulate
+from makara.simulator import simulate
+from makara.worker.execution.costs import Ran
 
 from ..predictions import CASES, FLAT, NUM_MICRO_BATCHES
 from ..report import Row, show
-from .cases import Planner
 from .fleet import fleet, in_fresh_process
-from .measuring import calibrated, sums_on
+from .measuring import calibrated, planner_on
 from .models import Emulated
 
 
@@ -33,8 +33,7 @@ def rows(model: Emulated, depth: int, replicas: int) -> list[Row]:
     """One row for each worker."""
     count = max(3, depth * replicas)
     with fleet(model, count, NUM_MICRO_BATCHES) as workers:
-        calibration, sums = calibrated(workers), tuple(sums_on(workers, FLAT))
-        planner = Planner(calibration, FLAT, sums, workers.names, NUM_MICRO_BATCHES)
+        planner = planner_on(workers, FLAT, calibrated(workers))
         choice = planner.choose(depth, replicas)
         measured = workers.run(choice.plan, FLAT, 1, workers=choice.workers, record=True)
     vm_of = [planner.vm_of(worker) for worker in choice.workers]
@@ -42,51 +41,43 @@ def rows(model: Emulated, depth: int, replicas: int) -> list[Row]:
     found: list[Row] = []
     for rank, report in enumerate(measured.reports):
         began = report.applied_at[-2]
-        ran = [
-            _Ran(entry.operation.kind, entry.operation.micro_batch, entry.began - began, entry.ended - began)
-            for entry in report.ran
+        ran = [replace(entry, began=entry.began - began, ended=entry.ended - began) for entry in report.ran]
+        planned = [
+            Ran(span.operation, span.start_s, span.stop_s) for span in step.timeline if span.worker == rank
         ]
-        planned = [_of(span) for span in step.timeline if span.worker == rank]
         found.append(_row(rank, planned, ran, step.time_s, report.applied_at[-1] - began))
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Ran:
-    kind: Kind
-    micro_batch: int
-    began_s: float
-    ended_s: float
-
-
-def _of(span: Span) -> _Ran:
-    return _Ran(span.operation.kind, span.operation.micro_batch, span.start_s, span.stop_s)
-
-
-def _row(rank: int, planned: Sequence[_Ran], ran: Sequence[_Ran], planned_s: float, took_s: float) -> Row:
+def _row(rank: int, planned: Sequence[Ran], ran: Sequence[Ran], planned_s: float, took_s: float) -> Row:
     differs = next(
         (
             number
             for number, (one, other) in enumerate(zip(planned, ran, strict=True))
-            if (one.kind, one.micro_batch) != (other.kind, other.micro_batch)
+            if _what(one) != _what(other)
         ),
         None,
     )
     row: dict[str, str | int] = {
         "worker": rank,
         "order": "the same" if differs is None else f"differs from operation {differs} on",
-        "first begins": _both(planned[0].began_s, ran[0].began_s),
-        "last ends": _both(planned[-1].ended_s, ran[-1].ended_s),
+        "first begins": _both(planned[0].began, ran[0].began),
+        "last ends": _both(planned[-1].ended, ran[-1].ended),
         "applied": _both(planned_s, took_s),
     }
     for kind in (Kind.FORWARD, Kind.RECOMPUTE, Kind.BACKWARD):
-        if any(one.kind is kind for one in ran):
+        if any(one.operation.kind is kind for one in ran):
             row[f"mean {kind}"] = _both(_mean_s(planned, kind), _mean_s(ran, kind))
     return row
 
 
-def _mean_s(operations: Sequence[_Ran], kind: Kind) -> float:
-    return statistics.mean(one.ended_s - one.began_s for one in operations if one.kind is kind)
+def _what(one: Ran) -> tuple[Kind, int]:
+    """Without the place, which is a stage in a simulation and a section where it ran."""
+    return one.operation.kind, one.operation.micro_batch
+
+
+def _mean_s(operations: Sequence[Ran], kind: Kind) -> float:
+    return statistics.mean(one.ended - one.began for one in operations if one.operation.kind is kind)
 
 
 def _both(planned_s: float, measured_s: float) -> str:

@@ -58,9 +58,12 @@ class Measured:
 class Fleet:
     """Worker processes that keep their part of the model from plan to plan, as trainers do in a morph."""
 
-    def __init__(self, connections: Sequence[Connection], names: Sequence[str]) -> None:
+    def __init__(
+        self, connections: Sequence[Connection], names: Sequence[str], num_micro_batches: int
+    ) -> None:
         self._connections = list(connections)
         self.names = tuple(names)
+        self.num_micro_batches = num_micro_batches
         self._generation = 0
 
     def run(
@@ -162,7 +165,7 @@ def fleet(model: Emulated, num_workers: int, num_micro_batches: int) -> Iterator
             there.close()
             processes.append(process)
             ours.append(here)
-        yield Fleet(ours, names)
+        yield Fleet(ours, names, num_micro_batches)
     finally:
         for process in processes:
             process.kill()

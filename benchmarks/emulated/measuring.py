@@ -15,6 +15,7 @@ from makara.simulator.calibration.measurements import times_of
 from makara.simulator.calibration.statistics import summarise
 from makara.worker.execution.costs import ExecutorCosts, Ran, costs_of, stand_in_plans
 
+from .cases import Planner
 from .fleet import Fleet
 from .networks import IDEAL, Network
 from .worker import StandIn, Sums
@@ -48,6 +49,12 @@ def _executor_costs(workers: Fleet) -> ExecutorCosts:
         {rank: ran[number] for rank, (ran, _) in enumerate(answers)} for number in range(len(plans))
     )
     return costs_of(plans, (serial, steady), statistics.mean(handover for _, handover in answers))
+
+
+def planner_on(workers: Fleet, network: Network, calibration: Calibration) -> Planner:
+    """A planner that knows the network, and all-reduces over it as measured."""
+    sums = tuple(sums_on(workers, network))
+    return Planner(calibration, network, sums, workers.names, workers.num_micro_batches)
 
 
 def sums_on(workers: Fleet, network: Network) -> list[AllReduce]:

@@ -10,8 +10,10 @@ import resource
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,7 @@ from makara.model.data import Batches
 from makara.model.partition.partition import Sections
 from makara.pipeline import Kind, Operation, Plan
 from makara.protocol.messages import GenerationOrder
-from makara.simulator import Calibration, Link
+from makara.simulator import Calibration
 from makara.worker.execution.buckets import buckets
 from makara.worker.execution.commit import Flag
 from makara.worker.execution.costs import Ran, handover_s, run_rank
@@ -42,33 +44,33 @@ from .networks import Network
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """A plan to run: `vms` by rank; the first step does not count."""
+class Generation:
+    """A generation to form; `vms` by rank."""
 
     order: GenerationOrder
     vms: tuple[str, ...]
     network: Network
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment(Generation):
+    """A plan to run; the first step does not count."""
+
     steps: int
     record: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class StandIn:
+class StandIn(Generation):
     """Stand-in plans to play (see `execution.costs`); the order's plan has the same workers."""
 
-    order: GenerationOrder
-    vms: tuple[str, ...]
-    network: Network
     plans: tuple[Plan, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class Sums(Generation):
     """All-reduces to time, `repeats` of each size in groups of each ring's ranks, all groups at once."""
 
-    order: GenerationOrder
-    vms: tuple[str, ...]
-    network: Network
     rings: tuple[tuple[tuple[int, ...], ...], ...]
     sizes_bytes: tuple[int, ...]
     repeats: int
@@ -128,79 +130,66 @@ class WorkerProcess:
 
     def _calibrate(self) -> Calibration:
         """What `calibrate` finds here while the other workers do the same."""
-        link = Link(latency_s=0.0, bytes_per_s=1.0)  # not measured: those of a network take its place
         return calibrate(
             self._chain,
             self._training,
             seed=SEED,
             numerics="fast",
             num_micro_batches=self._batches.num_micro_batches,
-            inter_vm=link,
-            intra_vm=link,
         )
 
     def _stand_in(self, order: StandIn) -> tuple[list[list[Ran]], float]:
         """What this worker ran of each plan, and `handover_s`."""
-        session, wires = self._session(order)
-        session.rendezvous()
-        session.open_groups([])
-        ran = [run_rank(plan, session.rank, session.channels) for plan in order.plans]
-        found = ran, handover_s()
-        session.gather("done", 0)
-        session.close()
-        wires.close()
-        return found
+        with self._session(order) as session:
+            session.rendezvous()
+            session.open_groups([])
+            found = [run_rank(plan, session.rank, session.channels) for plan in order.plans], handover_s()
+            session.gather("done", 0)
+            return found
 
     def _time_sums(self, order: Sums) -> list[tuple[float, float]]:
         """(begin, end) of this worker's sums: ring by ring, size by size."""
-        session, wires = self._session(order)
-        session.rendezvous()
         found: list[tuple[float, float]] = []
-        for number, ring in enumerate(order.rings):
-            mine = next(group for group in ring if session.rank in group)
-            group = session.group(f"sums/{number}/{mine[0]}", mine)
-            for size_bytes in order.sizes_bytes:
-                tensor = torch.zeros(size_bytes // 4)
-                for repeat in range(order.repeats):
+        with self._session(order) as session:
+            session.rendezvous()
+            for number, ring in enumerate(order.rings):
+                mine = next(group for group in ring if session.rank in group)
+                group = session.group(f"sums/{number}/{mine[0]}", mine)
+                for size_bytes, repeat in product(order.sizes_bytes, range(order.repeats)):
+                    tensor = torch.zeros(size_bytes // 4)
                     session.gather(f"{number}/{size_bytes}/{repeat}", 0)
                     time.sleep(0.02)  # as long as an operation takes, and until all have come from the store
                     began = time.monotonic()
                     group.sum(tensor)
                     found.append((began, time.monotonic()))
-        session.gather("done", 0)
-        session.close()
-        wires.close()
+            session.gather("done", 0)
         return found
 
-    def _session(self, order: Assignment | StandIn | Sums) -> tuple[_Session, Wires]:
+    @contextmanager
+    def _session(self, order: Generation) -> Iterator[_Session]:
         rank = [member.worker for member in order.order.members].index(self.name)
-        wires = Wires(lambda peer: order.network.between([order.vms[rank], order.vms[peer]]), rank)
-        session = _Session(order, self.name, self._listener if rank == 0 else None, wires)
+        session = _Session(order, self.name, rank, self._listener if rank == 0 else None)
         self._newest = session  # others may need its store until all have come to the next one
-        return session, wires
+        try:
+            yield session
+        finally:
+            session.close()
+            session.wires.close()
 
     def _listen(self) -> str:
         self._listener = Listener("127.0.0.1")
         return self._listener.endpoint
 
     def _run(self, order: Assignment) -> Report:
-        session, wires = self._session(order)
-        parts = buckets(self._chain, session.plan)
-        with tempfile.TemporaryDirectory() as nowhere:  # there are no checkpoints
-            join_generation(
-                session, self._state, CheckpointLocation(open_store(Path(nowhere).as_uri()), "job"), parts
-            )
-        if not session.trains:
-            session.close()
-            wires.close()
-            return Report((), 0.0, 0.0, 0)
-        stepper = Stepper(session, self._state, self._batches, parts, torch.device("cpu"))
-        try:
-            return self._steps(order, stepper, wires)
-        finally:
-            stepper.close()
-            session.close()
-            wires.close()
+        with self._session(order) as session:
+            parts = buckets(self._chain, session.plan)
+            with tempfile.TemporaryDirectory() as nowhere:  # there are no checkpoints
+                location = CheckpointLocation(open_store(Path(nowhere).as_uri()), "job")
+                join_generation(session, self._state, location, parts)
+            if not session.trains:
+                return Report((), 0.0, 0.0, 0)
+            with closing(Stepper(session, self._state, self._batches, parts, torch.device("cpu"))) as stepper:
+                return self._steps(order, stepper, session.wires)
 
     def _steps(self, order: Assignment, stepper: Stepper, wires: Wires) -> Report:
         applied_at: list[float] = []
@@ -225,17 +214,16 @@ class WorkerProcess:
 class _Session(Session):
     """Its groups have emulated links, but for the one that carries sections when the plan changes."""
 
-    def __init__(
-        self, order: Assignment | StandIn | Sums, worker: str, listener: Listener | None, wires: Wires
-    ) -> None:
+    def __init__(self, order: Generation, worker: str, rank: int, listener: Listener | None) -> None:
         super().__init__(order.order, worker, listener)
-        self._vms, self._network, self._wires = order.vms, order.network, wires
+        self._vms, self._network = order.vms, order.network
+        self.wires = Wires(lambda peer: self._network.between([self._vms[rank], self._vms[peer]]), rank)
 
     def group(self, name: str, ranks: Sequence[int]) -> ProcessGroup:
         if name == "transfer":
             detach()
         else:
-            attach(self._wires, self._network.between([self._vms[rank] for rank in ranks]))
+            attach(self.wires, self._network.between([self._vms[rank] for rank in ranks]))
         return super().group(name, ranks)
 
 
@@ -245,34 +233,29 @@ class Recorded(RangeRuntime):
     ran: list[Ran] | None = None
 
     def forward(self, step: int, micro_batch: int, start: int, *arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        output = super().forward(step, micro_batch, start, *arguments, **named)
-        self._note(Kind.FORWARD, micro_batch, start, began)
-        return output
+        with self._noted(Kind.FORWARD, micro_batch, start):
+            return super().forward(step, micro_batch, start, *arguments, **named)
 
     def recompute(self, micro_batch: int, start: int) -> None:
-        began = time.monotonic()
-        super().recompute(micro_batch, start)
-        self._note(Kind.RECOMPUTE, micro_batch, start, began)
+        with self._noted(Kind.RECOMPUTE, micro_batch, start):
+            super().recompute(micro_batch, start)
 
     def backward(self, micro_batch: int, start: int, *arguments: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        gradients = super().backward(micro_batch, start, *arguments, **named)
-        self._note(Kind.BACKWARD, micro_batch, start, began)
-        return gradients
+        with self._noted(Kind.BACKWARD, micro_batch, start):
+            return super().backward(micro_batch, start, *arguments, **named)
 
     def input_gradients(self, micro_batch: int, start: int, *arguments: Any) -> Any:
-        began = time.monotonic()
-        gradients = super().input_gradients(micro_batch, start, *arguments)
-        self._note(Kind.INPUT, micro_batch, start, began)
-        return gradients
+        with self._noted(Kind.INPUT, micro_batch, start):
+            return super().input_gradients(micro_batch, start, *arguments)
 
     def weight_gradients(self, micro_batch: int, start: int, *arguments: Any) -> None:
-        began = time.monotonic()
-        super().weight_gradients(micro_batch, start, *arguments)
-        self._note(Kind.WEIGHT, micro_batch, start, began)
+        with self._noted(Kind.WEIGHT, micro_batch, start):
+            super().weight_gradients(micro_batch, start, *arguments)
 
-    def _note(self, kind: Kind, micro_batch: int, start: int, began: float) -> None:
+    @contextmanager
+    def _noted(self, kind: Kind, micro_batch: int, start: int) -> Iterator[None]:
+        began = time.monotonic()
+        yield
         if self.ran is not None:
             self.ran.append(Ran(Operation(start, kind, micro_batch), began, time.monotonic()))
 

@@ -5,9 +5,8 @@ The bound is wide: other programs may hold these processors. The benchmark, on a
 
 from __future__ import annotations
 
-from benchmarks.emulated.cases import Planner
 from benchmarks.emulated.fleet import fleet, in_fresh_process
-from benchmarks.emulated.measuring import calibrated, sums_on
+from benchmarks.emulated.measuring import calibrated, planner_on
 from benchmarks.emulated.models import transformer
 from benchmarks.emulated.networks import Network
 from benchmarks.wires import Emulation
@@ -20,8 +19,7 @@ GRIDS = ((2, 2), (4, 1), (3, 1))
 def ratios() -> list[float]:
     """Predicted over measured step of each of `GRIDS`; the processes are kept between them."""
     with fleet(transformer(0.010, num_sections=4), WORKERS, MICRO_BATCHES) as workers:
-        calibration, sums = calibrated(workers), tuple(sums_on(workers, NETWORK))
-        planner = Planner(calibration, NETWORK, sums, workers.names, MICRO_BATCHES)
+        planner = planner_on(workers, NETWORK, calibrated(workers))
         found: list[float] = []
         for depth, replicas in GRIDS:
             choice = planner.choose(depth, replicas)
