@@ -1,4 +1,4 @@
-"""What test files share: the three kinds of checkpoint store, and no deadlines."""
+"""What test files share: the three kinds of checkpoint store, stand-ins of clouds, and no deadlines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from azurite_server import AzuriteServer
@@ -14,6 +15,10 @@ from hypothesis import settings
 from makara.checkpoint import Store, open_store
 from makara.checkpoint.stores.credentials import AZURE_CREDENTIALS, AZURE_IDENTITY
 from s3_server import S3Server
+
+if TYPE_CHECKING:
+    from aws_stand import AwsStand
+    from azure_stand import AzureCloud
 
 settings.register_profile("makara", deadline=None)  # no test asserts on wall-clock time
 settings.load_profile("makara")
@@ -80,3 +85,19 @@ def store_address(request: pytest.FixtureRequest, tmp_path: Path) -> StoreAddres
 @pytest.fixture
 def store(store_address: StoreAddress) -> Store:
     return store_address.open()
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[AwsStand]:
+    from aws_stand import aws_stand  # here, as only some tests need it: it takes a second to import
+
+    with aws_stand(tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
+    from azure_stand import azure_cloud  # likewise
+
+    with azure_cloud(tmp_path) as opened:
+        yield opened

@@ -1,11 +1,12 @@
-"""Shares one list request to a cloud among callers that need the list at about the same time."""
+"""Answers of a cloud that callers share: lists that several need at once, and what seldom changes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
@@ -44,3 +45,22 @@ class SharedList(Generic[T]):
         """Discard the list, and the one being requested, because something was changed."""
         self._changes += 1
         self._known = None
+
+
+class Cache(Generic[K, T]):
+    """The answer for each key, asked for again once it is older than `seconds`. Safe to use from several
+    threads."""
+
+    def __init__(self, ask: Callable[[K], T], clock: Callable[[], float], seconds: float) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._seconds = seconds
+        self._answers: dict[K, SharedList[T]] = {}
+
+    def get(self, key: K) -> tuple[float, T]:
+        """(when it was asked, the answer). Raises what asking raises."""
+        answer = self._answers.setdefault(key, SharedList(lambda: self._ask(key), self._clock))
+        return answer.get(since=self._clock() - self._seconds)
+
+    def forget(self, key: K) -> None:
+        self._answers.pop(key, None)

@@ -57,9 +57,9 @@ class LocalProvider:
         self._capacity: int | None = None
         self._closed = False
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob("*/vm.json"):
-            if self._record(path.parent.name) == _ENDED:
-                _clear(path.parent)  # files that could not be removed before, or are of an earlier version
+        for vm in self._vms():
+            if self._record(vm) == _ENDED:
+                _clear(folder / vm)  # files that could not be removed before, or are of an earlier version
         self._adopt()
         self._resume_notices()
 
@@ -95,8 +95,7 @@ class LocalProvider:
 
     def list(self) -> Sequence[Resource]:
         with self._lock:  # never between the start of a VM and its record
-            vms = [path.parent.name for path in self._folder.glob("*/vm.json")]
-            return [Resource(vm=vm, attempt=1, id=vm, status=self._status(vm)) for vm in vms]
+            return [Resource(vm=vm, attempt=1, id=vm, status=self._status(vm)) for vm in self._vms()]
 
     def check(self, resources: Resources) -> Sequence[tuple[str, str]]:
         return []
@@ -174,10 +173,12 @@ class LocalProvider:
             self._remember_end(vm)
         return ResourceStatus.GONE
 
+    def _vms(self) -> list[str]:
+        """Those that were started, also if they have ended."""
+        return [path.parent.name for path in self._folder.glob(f"*/{RECORD}")]
+
     def _num_running(self) -> int:
-        return sum(
-            self._processes(path.parent.name).leader() is not None for path in self._folder.glob("*/vm.json")
-        )
+        return sum(self._processes(vm).leader() is not None for vm in self._vms())
 
     def _processes(self, vm: str) -> VmProcesses:
         return VmProcesses(vm, self._folder / vm)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ..config import DEFAULT_PORT, ConfigError
+from ..spec.fields import JobSection
 from ..spec.spec_errors import WHOLE, JobSpecError, explain
 from ..spec.yaml_text import read_yaml
 from .azure.settings import AzureSettings
@@ -19,23 +20,16 @@ from .azure.settings import AzureSettings
 FILE = "clouds.yaml"
 
 
-class SettingsSection(BaseModel):
-    """A mapping of the file: strict types, unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class AwsRegion(SettingsSection):
+class AwsRegion(JobSection):
     """Where VMs are placed in one region; the user creates all of it once (docs/clouds/aws.md)."""
 
-    subnets: Annotated[
-        dict[str, str], Field(min_length=1)
-    ]  # {zone: subnet}; the first is used if none is named
+    # {zone: subnet}; the first is used if none is named
+    subnets: Annotated[dict[str, str], Field(min_length=1)]
     security_groups: Annotated[list[str], Field(min_length=1, max_length=5)]
     image: str | None = None  # an AMI; None: each job names one
 
 
-class AwsManager(SettingsSection):
+class AwsManager(JobSection):
     """The VM of `makara up aws` (docs/clouds/up.md)."""
 
     security_groups: Annotated[list[str], Field(min_length=1, max_length=5)]  # admit users, and workers
@@ -48,7 +42,7 @@ class AwsManager(SettingsSection):
     port: Annotated[int, Field(ge=1024, le=65535)] = DEFAULT_PORT  # below, only root may listen
 
 
-class AwsSettings(SettingsSection):
+class AwsSettings(JobSection):
     """The section aws."""
 
     regions: Annotated[dict[str, AwsRegion], Field(min_length=1)]  # the first is used if a job names none
@@ -59,7 +53,7 @@ class AwsSettings(SettingsSection):
     endpoint_url: str | None = None  # of a compatible service; None: AWS
 
 
-class CloudSettings(SettingsSection):
+class CloudSettings(JobSection):
     """The whole file."""
 
     aws: AwsSettings | None = None

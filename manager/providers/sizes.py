@@ -1,29 +1,74 @@
-"""Checks that a type of VM is large enough for a job's workers."""
+"""Types of VM and images as clouds tell of them, and whether a job can have them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from ..spec.job_spec import Resources
+from ..spec.placement import Offer, Placement, Price
+from ..spec.resources import Resources
+
+Fault = tuple[str, str]
+"""(field of `resources`, message)."""
 
 
-def size_faults(
-    name: str,
-    resources: Resources,
-    *,
-    num_cpus: int,
-    memory_bytes: int,
-    num_gpus: int,
-    gpu_memory_bytes: int | None,
-) -> Iterator[tuple[str, str]]:
-    """Yield faults as (field of `resources`, message). `gpu_memory_bytes`: of each GPU; None: unknown."""
-    workers = resources.workers_per_node
-    if num_gpus and workers > num_gpus:
-        yield "instance_type", f"{name} has {num_gpus} GPUs, fewer than workers_per_node ({workers})"
-    threads = workers * resources.threads
-    if not num_gpus and threads > num_cpus:
-        yield "instance_type", f"{name} has {num_cpus} vCPUs; workers_per_node times threads is {threads}"
-    has = gpu_memory_bytes if num_gpus else memory_bytes // workers
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineType:
+    """A type of VM."""
+
+    name: str
+    num_cpus: int
+    memory_bytes: int
+    num_gpus: int
+    gpu_memory_bytes: int | None = None  # of each GPU; None: unknown
+    architectures: tuple[str, ...] = ()  # as the cloud writes them; empty: unknown
+
+    def offer(self, placement: Placement, price: Price | None) -> Offer:
+        return Offer(
+            placement=placement,
+            price=price,
+            num_cpus=self.num_cpus,
+            memory_bytes=self.memory_bytes,
+            num_gpus=self.num_gpus,
+            gpu_memory_bytes=self.gpu_memory_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineImage:
+    """An image's requirements; empty or 0: unknown."""
+
+    name: str
+    architecture: str
+    disk_gb: int  # the least size of a VM's disk
+
+
+def size_faults(machine: MachineType, resources: Resources) -> list[Fault]:
+    """Why a type of VM is too small for a job's workers."""
+    return [("instance_type", f"{machine.name} has {what}") for what in _too_small(machine, resources)]
+
+
+def _too_small(machine: MachineType, resources: Resources) -> Iterator[str]:
+    workers, threads = resources.workers_per_node, resources.workers_per_node * resources.threads
+    if machine.num_gpus and workers > machine.num_gpus:
+        yield f"{machine.num_gpus} GPUs, fewer than workers_per_node ({workers})"
+    if not machine.num_gpus and threads > machine.num_cpus:
+        yield f"{machine.num_cpus} vCPUs; workers_per_node times threads is {threads}"
+    has = machine.gpu_memory_bytes if machine.num_gpus else machine.memory_bytes // workers
     wanted = resources.device_memory
     if wanted is not None and has is not None and wanted > has:
-        yield "instance_type", f"{name} has {has >> 20} MiB for a worker, fewer than device_memory"
+        yield f"{has >> 20} MiB for a worker, fewer than device_memory"
+
+
+def architecture_faults(machine: MachineType, image: MachineImage) -> Iterator[Fault]:
+    """Why a type of VM cannot run an image's programs."""
+    known = [name.lower() for name in machine.architectures]
+    if known and image.architecture and image.architecture.lower() not in known:
+        has = "/".join(machine.architectures)
+        yield "instance_type", f"{machine.name} is {has}, but image {image.name} is {image.architecture}"
+
+
+def disk_faults(disk_gb: int | None, image: MachineImage) -> Iterator[Fault]:
+    """Why an image does not fit on a disk; None: a disk as large as the image."""
+    if disk_gb is not None and disk_gb < image.disk_gb:
+        yield "disk_gb", f"{disk_gb} GB, but image {image.name} needs {image.disk_gb}"

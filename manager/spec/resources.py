@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from ...simulator.validation import shown
 from .fields import Amount, JobSection, Positive, Size, Time, seconds_of
+from .placement import Market
 
 PROVIDERS = ("local", "static", "aws", "azure")
 CLOUDS = ("aws", "azure")
@@ -107,6 +108,13 @@ class Resources(JobSection):
     def spot(self) -> bool:
         """Whether spot VMs are requested first."""
         return bool(self.clouds) and self.use_spot is not False
+
+    @property
+    def markets(self) -> tuple[Market, ...]:
+        """In the order in which they are tried."""
+        if not self.spot:
+            return (Market.ON_DEMAND,)
+        return (Market.SPOT, Market.ON_DEMAND) if self.on_demand_nodes else (Market.SPOT,)
 
     @property
     def on_demand_after_s(self) -> float:

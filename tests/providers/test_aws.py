@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand, aws_stand
+from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.core.cost import price_of
 from makara.manager.providers import (
@@ -42,12 +41,6 @@ from makara.protocol.messages import BootConfig
 from provider_stands import boot_of
 
 EXTRA = 100 * DISK_MONTH / 730 + ADDRESS_HOUR
-
-
-@pytest.fixture
-def stand(tmp_path: Path) -> Iterator[AwsStand]:
-    with aws_stand(tmp_path) as opened:
-        yield opened
 
 
 def create(provider: AwsProvider, attempt: Attempt) -> str:

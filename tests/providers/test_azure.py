@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from azure.core.exceptions import HttpResponseError
 from azure_account import ADDRESSES, ASYNCHRONOUS, DISKS, INTERFACES, MACHINES, Failing
-from azure_stand import AzureCloud, StaticCredential, azure_cloud, user_data
+from azure_stand import AzureCloud, StaticCredential, user_data
 from makara.manager.providers import (
     Ended,
     NoCapacity,
@@ -32,12 +31,6 @@ IDENTITY = (
 
 
 MANAGER = "0123456789abcdef" * 2  # as long as the names that managers give themselves
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
-    with azure_cloud(tmp_path) as made:
-        yield made
 
 
 def create(provider: AzureProvider, attempt: Attempt) -> str:

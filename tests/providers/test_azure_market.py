@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from azure.identity import ClientSecretCredential
-from azure_stand import AzureCloud, azure_cloud, user_data
+from azure_stand import AzureCloud, user_data
 from azure_stand_in import CLIENT_SECRET
 from makara.manager.providers import ProviderError, Unauthenticated
 from makara.manager.providers.azure.provider import AzureProvider
@@ -15,12 +14,6 @@ from makara.manager.spec.placement import Market
 from provider_stands import boot_of
 
 _UBUNTU = "Canonical:ubuntu-24_04-lts"
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
-    with azure_cloud(tmp_path) as made:
-        yield made
 
 
 def signed_in(cloud: AzureCloud, secret: str) -> AzureProvider:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from azure_stand import AzureCloud, azure_cloud, user_data
+from azure_stand import AzureCloud, user_data
 from azure_stand_in import CLIENT_SECRET
 from makara.manager.config import ConfigError, ServerConfig
 from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
-    with azure_cloud(tmp_path) as made:
-        yield made
 
 
 def write(home: Path, section: dict[str, object]) -> None:

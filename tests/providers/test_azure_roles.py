@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from azure_stand import AzureCloud, azure_cloud
+from azure_stand import AzureCloud
 from provider_stands import boot_of
 from repository import ROOT
 
@@ -31,12 +29,6 @@ _PUT_INTO = {
     "Microsoft.Network/networkSecurityGroups/join/action",
     "Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",
 }
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
-    with azure_cloud(tmp_path) as made:
-        yield made
 
 
 def roles() -> dict[str, set[str]]:

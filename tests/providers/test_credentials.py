@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_stand import AwsStand, aws_stand
+from aws_stand import AwsStand
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.identity import CredentialUnavailableError
-from azure_stand import AzureCloud, StaticCredential, azure_cloud, user_data
+from azure_stand import AzureCloud, StaticCredential, user_data
 from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError, SSOError
 from makara.manager.providers import NotAllowed, ProviderError, Unauthenticated
 from makara.manager.providers.aws import AwsProvider
 from makara.manager.providers.aws.errors import translated
 from makara.manager.providers.azure import errors
-from makara.manager.providers.azure.credentials import Renewed
+from makara.manager.providers.azure.opening import Renewed
 from makara.manager.providers.azure.provider import AzureProvider
 from provider_stands import boot_of
-
-
-@pytest.fixture
-def stand(tmp_path: Path) -> Iterator[AwsStand]:
-    with aws_stand(tmp_path) as opened:
-        yield opened
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[AzureCloud]:
-    with azure_cloud(tmp_path) as made:
-        yield made
-
 
 # ---- what is told ------------------------------------------------------------------------------------------
 

@@ -9,12 +9,10 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Market
 from .. import NotAllowed, ProviderError, Unauthenticated
 from ..settings import AwsSettings
-from ..sizes import size_faults
+from ..sizes import Fault, MachineType, architecture_faults, disk_faults, size_faults
 from .clients import Clients
 from .images import Images
-from .offers import NAME, InstanceType, Offers, region_of
-
-Fault = tuple[str, str]
+from .offers import NAME, Offers, region_of
 
 # Quotas count vCPUs of the running VMs of some families. Codes are those of Service Quotas for EC2, taken
 # from the tables of other projects; families that are missing here are not checked.
@@ -88,9 +86,7 @@ class Checks:
         except NotAllowed as error:
             yield "image", str(error)
             return
-        size = resources.disk_gb or self._settings.disk_gb
-        if size < image.disk_gb:
-            yield "disk_gb", f"{size} GB, but image {name} needs {image.disk_gb}"
+        yield from disk_faults(resources.disk_gb or self._settings.disk_gb, image)
 
     def _types(self, resources: Resources, region: str) -> Iterator[Fault]:
         for name in resources.types_of(NAME):
@@ -99,30 +95,20 @@ class Checks:
             except NotAllowed as error:
                 yield "instance_type", str(error)
                 continue
-            yield from size_faults(
-                name,
-                resources,
-                num_cpus=kind.num_cpus,
-                memory_bytes=kind.memory_bytes,
-                num_gpus=kind.num_gpus,
-                gpu_memory_bytes=kind.gpu_memory_bytes,
-            )
-            yield from self._architecture(name, kind, resources, region)
+            yield from size_faults(kind, resources)
+            yield from self._architecture(kind, resources, region)
             yield from self._offered(name, resources, region)
-            yield from self._quota(name, kind, resources, region)
+            yield from self._quota(kind, resources, region)
 
-    def _architecture(
-        self, name: str, kind: InstanceType, resources: Resources, region: str
-    ) -> Iterator[Fault]:
-        image = resources.image_of(NAME) or self._settings.regions[region].image
-        if image is None:
+    def _architecture(self, kind: MachineType, resources: Resources, region: str) -> Iterator[Fault]:
+        name = resources.image_of(NAME) or self._settings.regions[region].image
+        if name is None:
             return
         try:
-            needed = self._images.of(region, image).architecture
+            image = self._images.of(region, name)
         except NotAllowed:
             return  # reported as a fault of the image
-        if kind.architectures and needed not in kind.architectures:
-            yield "instance_type", f"{name} is {'/'.join(kind.architectures)}, but image {image} is {needed}"
+        yield from architecture_faults(kind, image)
 
     def _offered(self, name: str, resources: Resources, region: str) -> Iterator[Fault]:
         zones = resources.zones_of(NAME) or tuple(self._settings.regions[region].subnets)
@@ -134,24 +120,21 @@ class Checks:
         if not there & set(zones):
             yield "instance_type", f"{name} is not to be had in {', '.join(zones)}"
 
-    def _quota(self, name: str, kind: InstanceType, resources: Resources, region: str) -> Iterator[Fault]:
-        market = Market.SPOT if resources.spot else Market.ON_DEMAND
-        code = quota_code(name, market)
+    def _quota(self, kind: MachineType, resources: Resources, region: str) -> Iterator[Fault]:
+        code = quota_code(kind.name, resources.markets[0])
         if code is None:
             return
         try:
             with self._clients.translated(f"quota {code}"):
-                quota = self._clients.quotas(region).get_service_quota(ServiceCode="ec2", QuotaCode=code)[
-                    "Quota"
-                ]
+                found = self._clients.quotas(region).get_service_quota(ServiceCode="ec2", QuotaCode=code)
         except NotAllowed as error:
             raise ProviderError(f"{error}; the manager needs servicequotas:GetServiceQuota") from error
-        needed = resources.min_nodes * kind.num_cpus
+        quota, needed = found["Quota"], resources.min_nodes * kind.num_cpus
         if quota["Value"] < needed:
             yield (
                 "instance_type",
-                f"{resources.min_nodes} {name} have {needed} vCPUs, and quota {code} ({quota['QuotaName']}) "
-                f"of {region} is {quota['Value']:g}; ask AWS for more",
+                f"{resources.min_nodes} {kind.name} have {needed} vCPUs, and quota {code} "
+                f"({quota['QuotaName']}) of {region} is {quota['Value']:g}; ask AWS for more",
             )
 
 

@@ -30,10 +30,7 @@ def instances(ec2: Any, manager: str, vm: str | None = None, token: str | None =
     filters = _filters(manager, vm)
     if token is not None:
         filters.append({"Name": "client-token", "Values": [token]})
-    pages = ec2.get_paginator("describe_instances").paginate(
-        Filters=filters, PaginationConfig={"PageSize": _PAGE}
-    )
-    found = [resource_of(raw) for raw in _raw_instances(pages)]
+    found = [resource_of(raw) for raw in _raw_instances(_pages(ec2, "describe_instances", filters))]
     return [resource for resource in found if _is_named(resource)]
 
 
@@ -45,19 +42,15 @@ def instance(ec2: Any, identity: str) -> Resource:
 def leftovers(ec2: Any, manager: str, vm: str | None = None) -> list[Resource]:
     """Disks and interfaces without an instance; attached ones are deleted with theirs."""
     filters = _filters(manager, vm)
-    volumes = ec2.get_paginator("describe_volumes").paginate(
-        Filters=filters, PaginationConfig={"PageSize": _PAGE}
-    )
-    interfaces = ec2.get_paginator("describe_network_interfaces").paginate(
-        Filters=filters, PaginationConfig={"PageSize": _PAGE}
-    )
     found: list[Resource] = []
-    for raw in (raw for page in volumes for raw in page["Volumes"]):
-        if raw["State"] in ("available", "error"):
-            found.append(_leftover(raw["VolumeId"], "disk", _tags(raw.get("Tags", []))))
-    for raw in (raw for page in interfaces for raw in page["NetworkInterfaces"]):
-        if raw["Status"] == "available":
-            found.append(_leftover(raw["NetworkInterfaceId"], "interface", _tags(raw.get("TagSet", []))))
+    for page in _pages(ec2, "describe_volumes", filters):
+        for raw in page["Volumes"]:
+            if raw["State"] in ("available", "error"):
+                found.append(_leftover(raw["VolumeId"], "disk", _tags(raw.get("Tags", []))))
+    for page in _pages(ec2, "describe_network_interfaces", filters):
+        for raw in page["NetworkInterfaces"]:
+            if raw["Status"] == "available":
+                found.append(_leftover(raw["NetworkInterfaceId"], "interface", _tags(raw.get("TagSet", []))))
     return [resource for resource in found if _is_named(resource)]
 
 
@@ -86,6 +79,10 @@ def _placement(raw: Mapping[str, Any]) -> Placement:
         zone=zone,
         instance_type=str(raw.get("InstanceType", "")),
     )
+
+
+def _pages(ec2: Any, action: str, filters: list[dict[str, Any]]) -> Any:
+    return ec2.get_paginator(action).paginate(Filters=filters, PaginationConfig={"PageSize": _PAGE})
 
 
 def _raw_instances(pages: Any) -> Iterator[Mapping[str, Any]]:

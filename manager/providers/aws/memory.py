@@ -23,7 +23,7 @@ class Made:
     at: float
 
 
-class TypeMemory:
+class RecentChanges:
     """Safe to use from several threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

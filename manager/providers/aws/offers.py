@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ...spec.job_spec import Resources
 from ...spec.placement import STATED, Market, Offer, Placement, Price
 from .. import NotAllowed
+from ..lists import Cache
 from ..settings import AwsSettings
+from ..sizes import MachineType
 from .clients import Clients
 from .prices import PriceList
 
 NAME = "aws"
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceType:
-    """An instance type."""
-
-    num_cpus: int
-    memory_bytes: int
-    num_gpus: int
-    gpu_memory_bytes: int | None
-    architectures: tuple[str, ...]
 
 
 class Offers:
@@ -37,39 +28,31 @@ class Offers:
         self._clients = clients
         self._prices = prices
         self._clock = clock
-        self._kinds: dict[tuple[str, str], InstanceType] = {}
+        self._kinds = Cache(self._look_up, clock, math.inf)
 
     def of(self, resources: Resources) -> list[Offer]:
         """The offers for a job. Raises `NotAllowed` if the settings lack the region, or AWS the type."""
         region = region_of(resources, self._settings)
         types = {name: self.kind(region, name) for name in resources.types_of(NAME)}
         return [
-            Offer(
-                placement=placement,
-                price=self._price(placement, resources),
-                num_cpus=types[placement.instance_type].num_cpus,
-                memory_bytes=types[placement.instance_type].memory_bytes,
-                num_gpus=types[placement.instance_type].num_gpus,
-                gpu_memory_bytes=types[placement.instance_type].gpu_memory_bytes,
-            )
+            types[placement.instance_type].offer(placement, self._price(placement, resources))
             for placement in self._placements(resources, region)
         ]
 
-    def kind(self, region: str, instance_type: str) -> InstanceType:
+    def kind(self, region: str, instance_type: str) -> MachineType:
         """Look up an instance type. Raises `NotAllowed` if it is unknown."""
-        known = self._kinds.get((region, instance_type))
-        if known is None:
-            with self._clients.translated(f"instance type {instance_type} in {region}"):
-                found = self._clients.ec2(region).describe_instance_types(InstanceTypes=[instance_type])
-            if not found["InstanceTypes"]:
-                raise NotAllowed(f"{instance_type} is not known in {region}")
-            known = self._kinds[region, instance_type] = _kind(found["InstanceTypes"][0])
-        return known
+        return self._kinds.get((region, instance_type))[1]
+
+    def _look_up(self, key: tuple[str, str]) -> MachineType:
+        region, name = key
+        with self._clients.translated(f"instance type {name} in {region}"):
+            found = self._clients.ec2(region).describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
+        if not found:
+            raise NotAllowed(f"{name} is not known in {region}")
+        return _kind(name, found[0])
 
     def _placements(self, resources: Resources, region: str) -> Iterator[Placement]:
-        on_demand = not resources.spot or resources.on_demand_nodes > 0
-        markets = [Market.SPOT] * resources.spot + [Market.ON_DEMAND] * on_demand
-        for market in markets:
+        for market in resources.markets:
             for instance_type in resources.types_of(NAME):
                 for zone in resources.zones_of(NAME) or self._settings.regions[region].subnets:
                     yield Placement(
@@ -115,10 +98,11 @@ def region_of(resources: Resources, settings: AwsSettings) -> str:
     return region
 
 
-def _kind(raw: Any) -> InstanceType:
+def _kind(name: str, raw: Any) -> MachineType:
     gpus = raw.get("GpuInfo", {}).get("Gpus", [])
     sizes = [gpu["MemoryInfo"]["SizeInMiB"] << 20 for gpu in gpus if "MemoryInfo" in gpu]
-    return InstanceType(
+    return MachineType(
+        name=name,
         num_cpus=raw["VCpuInfo"]["DefaultVCpus"],
         memory_bytes=raw["MemoryInfo"]["SizeInMiB"] << 20,
         num_gpus=sum(gpu["Count"] for gpu in gpus),

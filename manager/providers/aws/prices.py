@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..lists import Cache
 from .clients import Clients
 
 _SPOT_S = 300.0
 _LIST_S = 24 * 3600.0
 _HOURS_A_MONTH = 730.0  # of AWS's own calculator
+
+
+class _Listed(NamedTuple):
+    """What of the price list is asked: products by their fields, and one of their prices."""
+
+    service: str
+    wanted: tuple[tuple[str, str], ...]
+    unit: str
+    usage: str = ""  # the end of the usage type, which begins with a region's prefix
 
 
 class PriceList:
@@ -20,20 +29,12 @@ class PriceList:
     def __init__(self, clients: Clients, clock: Callable[[], float]) -> None:
         self._clients = clients
         self._clock = clock
-        self._lock = threading.Lock()
-        self._spot: dict[tuple[str, str], tuple[float, dict[str, float]]] = {}
-        self._listed: dict[tuple[str, ...], tuple[float, float | None]] = {}
+        self._spot = Cache(self._ask_history, clock, _SPOT_S)
+        self._listed = Cache(self._ask_list, clock, _LIST_S)
 
     def spot(self, region: str, instance_type: str) -> tuple[float, dict[str, float]]:
         """(when it was asked, {zone: price of an hour})."""
-        key, now = (region, instance_type), self._clock()
-        with self._lock:
-            known = self._spot.get(key)
-        if known is None or now - known[0] >= _SPOT_S:
-            known = (now, self._spot_now(region, instance_type, now))
-            with self._lock:
-                self._spot[key] = known
-        return known
+        return self._spot.get((region, instance_type))
 
     def on_demand(self, region: str, instance_type: str) -> tuple[float, float | None]:
         """(when it was asked, price of an hour)."""
@@ -46,57 +47,46 @@ class PriceList:
             "capacitystatus": "Used",
             "marketoption": "OnDemand",  # capacity blocks, bought ahead, are products as well
         }
-        return self._of_list("AmazonEC2", wanted, "Hrs")
+        return self._listed.get(_Listed("AmazonEC2", tuple(wanted.items()), "Hrs"))
 
     def disk_hour(self, region: str) -> float | None:
         """The price of a GB, per hour."""
         wanted = {"productFamily": "Storage", "volumeApiName": "gp3", "regionCode": region}
-        _, month = self._of_list("AmazonEC2", wanted, "GB-Mo")
+        _, month = self._listed.get(_Listed("AmazonEC2", tuple(wanted.items()), "GB-Mo"))
         return None if month is None else month / _HOURS_A_MONTH
 
     def address_hour(self, region: str) -> float | None:
         """The price of a public IPv4 address in use, per hour."""
         wanted = {"group": "VPCPublicIPv4Address", "regionCode": region}
-        return self._of_list("AmazonVPC", wanted, "Hrs", usage="PublicIPv4:InUseAddress")[1]
+        listed = _Listed("AmazonVPC", tuple(wanted.items()), "Hrs", usage="PublicIPv4:InUseAddress")
+        return self._listed.get(listed)[1]
 
-    def _spot_now(self, region: str, instance_type: str, now: float) -> dict[str, float]:
+    def _ask_history(self, key: tuple[str, str]) -> dict[str, float]:
         """{zone: current price}; the history from now on has the current prices."""
+        region, instance_type = key
         with self._clients.translated(f"spot prices of {instance_type} in {region}"):
             pages = self._clients.ec2(region).get_paginator("describe_spot_price_history")
             found = [
                 entry
                 for page in pages.paginate(
-                    InstanceTypes=[instance_type], ProductDescriptions=["Linux/UNIX"], StartTime=now
+                    InstanceTypes=[instance_type], ProductDescriptions=["Linux/UNIX"], StartTime=self._clock()
                 )
                 for entry in page["SpotPriceHistory"]
             ]
         found.sort(key=lambda entry: entry["Timestamp"])
         return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in found}
 
-    def _of_list(
-        self, service: str, wanted: dict[str, str], unit: str, usage: str = ""
-    ) -> tuple[float, float | None]:
-        """`usage`: the end of the usage type, which begins with a region's prefix."""
-        key, now = (service, unit, usage, *wanted.values()), self._clock()
-        with self._lock:
-            known = self._listed.get(key)
-        if known is None or now - known[0] >= _LIST_S:
-            known = (now, self._ask_list(service, wanted, unit, usage))
-            with self._lock:
-                self._listed[key] = known
-        return known
-
-    def _ask_list(self, service: str, wanted: dict[str, str], unit: str, usage: str) -> float | None:
-        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-        with self._clients.translated(f"price list of {service}"):
+    def _ask_list(self, listed: _Listed) -> float | None:
+        filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in listed.wanted]
+        with self._clients.translated(f"price list of {listed.service}"):
             pages = self._clients.pricing().get_paginator("get_products")
             products = [
                 json.loads(text)
-                for page in pages.paginate(ServiceCode=service, Filters=filters)
+                for page in pages.paginate(ServiceCode=listed.service, Filters=filters)
                 for text in page["PriceList"]
             ]
-        used = [product for product in products if _usage_of(product).endswith(usage)]
-        return max(_amounts(used, unit), default=None)  # the highest, because it is used as a ceiling
+        used = [product for product in products if _usage_of(product).endswith(listed.usage)]
+        return max(_amounts(used, listed.unit), default=None)  # the highest, because it is used as a ceiling
 
 
 def _usage_of(product: Any) -> str:

@@ -20,7 +20,7 @@ from .clients import Clients
 from .errors import Mismatch, UnknownToAws
 from .images import Images
 from .launching import launch_request, token_of
-from .memory import LAG_S, TypeMemory
+from .memory import LAG_S, RecentChanges
 from .offers import Offers
 from .prices import PriceList
 from .regions import check_regions
@@ -56,8 +56,8 @@ class AwsProvider:
         self._clients = Clients(settings.endpoint_url, session)
         if settings.endpoint_url is None:
             check_regions(settings.regions)
-        self._images = Images(self._clients)
-        self._memory = TypeMemory(clock)
+        self._images = Images(self._clients, clock)
+        self._memory = RecentChanges(clock)
         self._prices = PriceList(self._clients, clock)
         self._offers = Offers(settings, self._clients, self._prices, clock)
         self._checks = Checks(settings, self._clients, self._images, self._offers)
@@ -79,7 +79,7 @@ class AwsProvider:
             settings=self._settings,
             region=region,
             image=image,
-            root_device=self._images.root_device(name, image),
+            root_device=self._images.of(name, image).root_device,
             user_data=self._render(attempt, boot.model_copy(update=_BOOT)),
         )
         with self._memory.trying(attempt):
@@ -275,7 +275,6 @@ class AwsProvider:
             except ec2.exceptions.ClientError as error:
                 if error.response["Error"]["Code"] != "UnsupportedOperation":
                     raise
-                told = ec2.get_console_output(
-                    InstanceId=identity
-                )  # of types before Nitro: as it last was kept
+                # of types before Nitro: as it last was kept
+                told = ec2.get_console_output(InstanceId=identity)
         return str(told.get("Output", ""))[-_CONSOLE_BYTES:]

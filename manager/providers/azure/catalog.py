@@ -9,14 +9,13 @@ from azure.mgmt.compute import ComputeManagementClient
 from ...spec.placement import STATED, Market, Offer, Placement, Price
 from ...spec.resources import Resources
 from .. import NotAllowed, Unauthenticated
-from ..sizes import size_faults
+from ..sizes import Fault, architecture_faults, disk_faults, size_faults
 from .images import Image, NoImage, find_image
-from .prices import Listed, PriceList
+from .prices import PriceList
 from .settings import AzureSettings
 from .sizes import Region, Size
 
 _MOST_NAMED = 5
-Fault = tuple[str, str]
 
 
 class Catalog:
@@ -27,7 +26,7 @@ class Catalog:
     ) -> None:
         self._settings = settings
         self._client = client
-        self._region = Region(client, settings.region)
+        self._region = Region(client, settings.region, clock)
         self._prices = PriceList(settings.prices, settings.ca_file, clock)
 
     def check(self, resources: Resources) -> list[Fault]:
@@ -54,7 +53,7 @@ class Catalog:
         zones = resources.zones_of("azure") or ("",)
         return [
             self._offer(resources, sizes[name], market, zone)
-            for market in _markets(resources)
+            for market in resources.markets
             for name in resources.types_of("azure")
             if name in sizes and (market is not Market.SPOT or sizes[name].spot)
             for zone in zones
@@ -62,19 +61,14 @@ class Catalog:
 
     def _offer(self, resources: Resources, size: Size, market: Market, zone: str) -> Offer:
         listed = self._prices.of(self._settings.region, size.name)
-        return Offer(
-            placement=Placement(
-                provider="azure",
-                market=market,
-                region=self._settings.region,
-                zone=zone,
-                instance_type=size.name,
-            ),
-            price=_price(listed, market, resources, self._settings.prices),
-            num_cpus=size.num_cpus,
-            memory_bytes=size.memory_bytes,
-            num_gpus=size.num_gpus,
+        placement = Placement(
+            provider="azure",
+            market=market,
+            region=self._settings.region,
+            zone=zone,
+            instance_type=size.name,
         )
+        return size.offer(placement, _price(listed, market, resources, self._settings.prices))
 
     def _place_faults(self, resources: Resources) -> Iterator[Fault]:
         region, own = resources.region_of("azure"), self._settings.region
@@ -93,14 +87,7 @@ class Catalog:
             yield "instance_type", f"{name}: this subscription may not have it in {region} ({size.refused})"
         elif resources.spot and not size.spot:
             yield "instance_type", f"{name} cannot be had as a spot VM; set use_spot: false, or name another"
-        yield from size_faults(
-            name,
-            resources,
-            num_cpus=size.num_cpus,
-            memory_bytes=size.memory_bytes,
-            num_gpus=size.num_gpus,
-            gpu_memory_bytes=None,  # not in Azure's list
-        )
+        yield from size_faults(size, resources)
         for zone in resources.zones_of("azure"):
             if zone not in size.zones:
                 known = ", ".join(sorted(size.zones)[:_MOST_NAMED]) or "none"
@@ -120,14 +107,13 @@ class Catalog:
             yield "provider", f"image {name} cannot be looked at: {error}"
             return
         for size in sizes:
-            yield from _misfits(size, name, image)
-        disk_gb = resources.disk_gb or self._settings.disk_gb
-        if disk_gb is not None and disk_gb < image.disk_gb:
-            yield "disk_gb", f"{disk_gb} GB, but image {name} needs {image.disk_gb}"
+            yield from architecture_faults(size, image)
+            yield from _generation_faults(size, image)
+        yield from disk_faults(resources.disk_gb or self._settings.disk_gb, image)
 
     def _quota_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
         """Checks the quota for `min_nodes` VMs of the smallest type: with fewer, the job never trains."""
-        market = Market.SPOT if resources.spot else Market.ON_DEMAND
+        market = resources.markets[0]
         size = min(sizes, key=lambda one: one.num_cpus, default=None)
         if size is None:
             return
@@ -143,32 +129,28 @@ class Catalog:
                 )
 
 
-def _misfits(size: Size, name: str, image: Image) -> Iterator[Fault]:
-    known = bool(size.architecture and image.architecture)
-    if known and size.architecture.lower() != image.architecture.lower():
-        yield "instance_type", f"{size.name} is {size.architecture}, but image {name} is {image.architecture}"
+def _generation_faults(size: Size, image: Image) -> Iterator[Fault]:
     if size.generations and image.generation and image.generation not in size.generations:
         boots = "/".join(sorted(size.generations))
-        what = f"{size.name} boots images of generation {boots}, but image {name} is of {image.generation}"
+        what = (
+            f"{size.name} boots images of generation {boots}, but image {image.name} is of {image.generation}"
+        )
         yield "instance_type", what
 
 
-def _markets(resources: Resources) -> tuple[Market, ...]:
-    if not resources.spot:
-        return (Market.ON_DEMAND,)
-    return (Market.SPOT, Market.ON_DEMAND) if resources.on_demand_nodes else (Market.SPOT,)
-
-
-def _price(listed: Listed, market: Market, resources: Resources, source: str) -> Price | None:
+def _price(
+    listed: tuple[float, dict[Market, float]], market: Market, resources: Resources, source: str
+) -> Price | None:
     """The price, or None if unknown. A spot VM costs at most its bid, or without one the on-demand price."""
-    hourly, bid = listed.hourly.get(market), resources.max_price
+    (at, by_market), bid = listed, resources.max_price
+    hourly = by_market.get(market)
     if market is Market.ON_DEMAND:
         ceiling = hourly
     else:
-        ceiling = bid if bid is not None else listed.hourly.get(Market.ON_DEMAND)
+        ceiling = bid if bid is not None else by_market.get(Market.ON_DEMAND)
     source = f"{source}, without disk"
     if hourly is None:
         hourly, source = resources.hourly_price, STATED
     if hourly is None or ceiling is None:
         return None
-    return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=listed.at, source=source)
+    return Price(hourly=min(hourly, ceiling), ceiling=ceiling, at=at, source=source)

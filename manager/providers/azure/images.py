@@ -13,6 +13,7 @@ from azure.core.exceptions import AzureError, ResourceNotFoundError
 from azure.mgmt.compute import ComputeManagementClient
 
 from .. import NotAllowed
+from ..sizes import MachineImage
 from . import errors
 
 _NEWEST = "latest"
@@ -22,13 +23,9 @@ class NoImage(NotAllowed):
     """Azure has no image of this name in the region."""
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image's requirements; empty or 0: unknown."""
-
-    architecture: str  # x64, Arm64
-    generation: str  # of the hypervisor: V1, V2
-    disk_gb: int
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image(MachineImage):
+    generation: str  # of the hypervisor: V1, V2; empty: unknown
 
 
 def find_image(client: ComputeManagementClient, region: str, name: str) -> Image:
@@ -41,18 +38,19 @@ def find_image(client: ComputeManagementClient, region: str, name: str) -> Image
             version = next((str(one.name) for one in found), "")
             if not version:
                 raise NoImage(f"Azure has no version of {name} in {region}")
-        return _image(images.get(region, publisher, offer, sku, version).as_dict())
+        return _image(name, images.get(region, publisher, offer, sku, version).as_dict())
     except ResourceNotFoundError as error:
         raise NoImage(f"Azure has no image {name} in {region}: {errors.message_of(error)}") from error
     except AzureError as error:
         raise errors.of_request(error) from error
 
 
-def _image(body: dict[str, Any]) -> Image:
+def _image(name: str, body: dict[str, Any]) -> Image:
     told = body.get("properties") or {}
     disk = told.get("osDiskImage") or {}
     return Image(
-        str(told.get("architecture") or ""),
-        str(told.get("hyperVGeneration") or ""),
-        int(disk.get("sizeInGb") or 0),
+        name=name,
+        architecture=str(told.get("architecture") or ""),  # x64, Arm64
+        generation=str(told.get("hyperVGeneration") or ""),
+        disk_gb=int(disk.get("sizeInGb") or 0),
     )

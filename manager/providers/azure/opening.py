@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from typing import Any
 
+from azure.core.credentials import AccessToken, TokenCredential
+from azure.core.exceptions import ClientAuthenticationError
 from azure.identity import DefaultAzureCredential
 
 from ....protocol.messages import BootConfig
 from ...spec.placement import Attempt
-from .credentials import Renewed
 from .provider import AzureProvider
 from .settings import AzureSettings
 
@@ -30,3 +33,29 @@ def open_azure(
         )
     )
     return AzureProvider(settings, manager, render, credential=credential, clock=clock)
+
+
+class Renewed:
+    """A credential from `make`, made again after it gave no token: Azure's libraries cache what they found,
+    even nothing. Thread-safe.
+
+    A credential whose tokens Azure refuses is kept: while Azure's directory is down there may be no other.
+    """
+
+    def __init__(self, make: Callable[[], TokenCredential]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: TokenCredential | None = None
+
+    def get_token(self, *scopes: str, **options: Any) -> AccessToken:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            used = self._made
+        try:
+            return used.get_token(*scopes, **options)
+        except ClientAuthenticationError:
+            with self._lock:
+                if self._made is used:  # else another thread has replaced it
+                    self._made = None
+            raise

@@ -7,25 +7,17 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from ...spec.placement import Market
 from .. import NotAllowed, ProviderError, Throttled
+from ..lists import Cache
 
 _TIMEOUT_S = 30.0
 _KEPT_S = 3600.0
 _MOST_PAGES = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """{market: USD an hour of a Linux VM}, for markets with a price."""
-
-    hourly: dict[Market, float]
-    at: float
 
 
 class PriceList:
@@ -34,23 +26,23 @@ class PriceList:
     def __init__(self, address: str, ca_file: str | None, clock: Callable[[], float]) -> None:
         self._address = address
         self._ca_file = ca_file
-        self._clock = clock
-        self._kept: dict[tuple[str, str], Listed] = {}
+        self._kept = Cache(self._ask, clock, _KEPT_S)
 
-    def of(self, region: str, size: str) -> Listed:
-        """Look up prices. Raises `ProviderError` if the list is unavailable."""
-        kept = self._kept.get((region, size))
-        if kept is not None and self._clock() - kept.at < _KEPT_S:
-            return kept
+    def of(self, region: str, size: str) -> tuple[float, dict[Market, float]]:
+        """(when it was asked, {market: USD an hour of a Linux VM}), for markets with a price. Raises
+        `ProviderError` if the list is unavailable."""
+        at, hourly = self._kept.get((region, size))
+        if not hourly:  # this may be temporary
+            self._kept.forget((region, size))
+        return at, hourly
+
+    def _ask(self, key: tuple[str, str]) -> dict[Market, float]:
         hourly: dict[Market, float] = {}
-        for item in self._items(region, size):
+        for item in self._items(*key):
             market = _market_of(item)
             if market is not None:
                 hourly[market] = max(float(item["unitPrice"]), hourly.get(market, 0.0))  # used as a ceiling
-        found = Listed(hourly, self._clock())
-        if hourly:  # an empty answer may be temporary, so is not cached
-            self._kept[region, size] = found
-        return found
+        return hourly
 
     def _items(self, region: str, size: str) -> list[dict[str, Any]]:
         wanted = {

@@ -5,8 +5,7 @@ From `learn.microsoft.com/rest/api/compute/resource-skus/list` and `.../usage/li
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,8 @@ from azure.core.exceptions import AzureError
 from azure.mgmt.compute import ComputeManagementClient
 
 from ...spec.placement import Market
+from ..lists import Cache
+from ..sizes import MachineType
 from . import errors
 
 _KEPT_S = 3600.0
@@ -22,16 +23,11 @@ _TOTAL_QUOTA = "cores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """A type of VM in one region, as this account may use it."""
+class Size(MachineType):
+    """A type of VM in one region, as this account may use it. Azure's list has no memory of GPUs."""
 
-    name: str
     family: str
-    num_cpus: int
-    memory_bytes: int
-    num_gpus: int
     spot: bool
-    architecture: str  # x64, Arm64; empty: not known
     generations: frozenset[str]  # of images that it boots (hypervisor V1, V2); empty: unknown
     zones: frozenset[str]
     refused: str | None  # why the account may not use it in this region
@@ -52,26 +48,27 @@ class Quota:
 class Region:
     """One region for one account; its types are looked up at most once an hour."""
 
-    def __init__(self, client: ComputeManagementClient, region: str) -> None:
+    def __init__(self, client: ComputeManagementClient, region: str, clock: Callable[[], float]) -> None:
         self._client = client
         self._region = region
-        self._lock = threading.Lock()
-        self._sizes: dict[str, Size] = {}
-        self._read_at = 0.0
+        self._sizes = Cache(self._ask_sizes, clock, _KEPT_S)
 
     def sizes(self) -> dict[str, Size]:
         """{name: size}. Raises `ProviderError`."""
-        with self._lock:
-            if not self._sizes or time.monotonic() - self._read_at > _KEPT_S:
-                wanted = f"location eq '{self._region}'"
-                try:
-                    found = [sku.as_dict() for sku in self._client.resource_skus.list(filter=wanted)]
-                except AzureError as error:
-                    raise errors.of_request(error) from error
-                sizes = [_size(sku) for sku in found if sku.get("resourceType") == "virtualMachines"]
-                self._sizes = {size.name: size for size in sizes}
-                self._read_at = time.monotonic()
-            return self._sizes
+        _, found = self._sizes.get(self._region)
+        if not found:  # this may be temporary
+            self._sizes.forget(self._region)
+        return found
+
+    def _ask_sizes(self, region: str) -> dict[str, Size]:
+        try:
+            found = [
+                sku.as_dict() for sku in self._client.resource_skus.list(filter=f"location eq '{region}'")
+            ]
+        except AzureError as error:
+            raise errors.of_request(error) from error
+        sizes = [_size(sku) for sku in found if sku.get("resourceType") == "virtualMachines"]
+        return {size.name: size for size in sizes}
 
     def quotas(self) -> dict[str, Quota]:
         """{Azure's name: quota}. Raises `ProviderError`."""
@@ -106,8 +103,12 @@ def _size(sku: dict[str, Any]) -> Size:
         memory_bytes=int(float(abilities.get("MemoryGB") or 0) * 2**30),
         num_gpus=int(abilities.get("GPUs") or 0),
         spot=abilities.get("LowPriorityCapable") == "True",
-        architecture=abilities.get("CpuArchitectureType", ""),
-        generations=frozenset(filter(None, abilities.get("HyperVGenerations", "").split(","))),
+        architectures=_listed(abilities, "CpuArchitectureType"),  # x64, Arm64
+        generations=frozenset(_listed(abilities, "HyperVGenerations")),
         zones=frozenset(zones),
         refused=refused,
     )
+
+
+def _listed(abilities: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(filter(None, abilities.get(name, "").split(",")))
