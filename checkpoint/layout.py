@@ -33,9 +33,8 @@ def job_prefix(job: str) -> str:
 def checkpoint_of(job: str, key: str) -> CheckpointRef | None:
     """The checkpoint that a part, a manifest, or a temporary file of a part belongs to; None for any other
     key."""
-    below = key.removeprefix(job_prefix(job))
-    match = _PART.fullmatch(below) or _MANIFEST.fullmatch(below)
-    if match is None or below == key:
+    match = _match(_PART, job, key) or _match(_MANIFEST, job, key)
+    if match is None:
         return None
     try:
         return CheckpointRef.parse(match[1])
@@ -45,15 +44,19 @@ def checkpoint_of(job: str, key: str) -> CheckpointRef | None:
 
 def export_step_of(job: str, key: str) -> int | None:
     """The step whose export a file belongs to; None for any other key."""
-    below = key.removeprefix(job_prefix(job))
-    match = _EXPORTED.fullmatch(below) if below != key else None
+    match = _match(_EXPORTED, job, key)
     return int(match[1]) if match else None
 
 
 def is_temporary_listing(job: str, key: str) -> bool:
     """Whether the key is a local store's temporary file of the head or a manifest."""
-    below = key.removeprefix(job_prefix(job))
-    return below != key and _LISTING.fullmatch(below) is not None
+    return _match(_LISTING, job, key) is not None
+
+
+def _match(pattern: re.Pattern[str], job: str, key: str) -> re.Match[str] | None:
+    """Match what follows the job's prefix, if the key begins with it."""
+    prefix = job_prefix(job)
+    return pattern.fullmatch(key, len(prefix)) if key.startswith(prefix) else None
 
 
 def head_key(job: str) -> str:

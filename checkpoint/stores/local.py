@@ -86,10 +86,7 @@ class LocalStore(Store):
         return iter(sorted(found, key=lambda stored: stored.key))
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
-        with self._translated(key):
-            path.unlink(missing_ok=True)
-            self._leave(path.parent)
+        self.delete_many([key])
 
     def delete_many(self, keys: Iterable[str]) -> None:
         folders: set[Path] = set()

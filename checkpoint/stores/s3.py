@@ -112,14 +112,10 @@ class S3Store(Store):
             self._data.put_object(self._bucket, name, source, path.stat().st_size)
 
     def get(self, key: str) -> bytes:
-        name = self._name(key)
-        with self._translated(key):
-            return self._read(name)[0]
+        return self._read(key)[0]
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        name = self._name(key)
-        with self._translated(key):
-            return self._read(name, start, length)[0]
+        return self._read(key, start, length)[0]
 
     def size(self, key: str) -> int:
         name = self._name(key)
@@ -179,10 +175,8 @@ class S3Store(Store):
                     raise
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        name = self._name(key)
         try:
-            with self._translated(key):
-                return self._read(name)
+            return self._read(key)
         except NotFound:
             return None
 
@@ -213,14 +207,16 @@ class S3Store(Store):
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _read(self, name: str, start: int = 0, length: int = 0) -> tuple[bytes, str]:
-        """Read the object; `length` 0 reads to its end."""
-        response = self._data.get_object(self._bucket, name, offset=start, length=length)
-        try:
-            return response.read(), str(response.headers.get("ETag", ""))
-        finally:
-            response.close()
-            response.release_conn()
+    def _read(self, key: str, start: int = 0, length: int = 0) -> tuple[bytes, str]:
+        """(the object, its tag); `length` 0 reads to its end."""
+        name = self._name(key)
+        with self._translated(key):
+            response = self._data.get_object(self._bucket, name, offset=start, length=length)
+            try:
+                return response.read(), str(response.headers.get("ETag", ""))
+            finally:
+                response.close()
+                response.release_conn()
 
     def _sign_in(self) -> _Clients:
         """Make clients with the current credentials. Raises `StoreRefused` if there are none, or the service
