@@ -21,7 +21,8 @@ from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, MembersDisagree, join_generation
 from makara.worker.recovery.kept_step import Shown, keep_step, show
 from makara.worker.recovery.room import lacking_bytes
-from makara.worker.sections.ranges import Piece, RangeRuntime
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.sections.runtime import Piece
 from trainer_processes import BUNDLE
 
 NUM_MICRO_BATCHES = 4

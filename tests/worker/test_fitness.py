@@ -26,7 +26,8 @@ from makara.model.training import Training
 from makara.protocol.instruction_sets import environment_of, processor_flags
 from makara.protocol.messages import Phase
 from makara.worker.profiling.subject import device_name
-from makara.worker.sections.ranges import SectionRuntime, configure_torch
+from makara.worker.sections.ranges import configure_torch
+from makara.worker.sections.runtime import SectionRuntime
 from makara.worker.trainer.fitness import bits_hash, kernels_hash, kinds
 from test_trainers import Run
 

@@ -15,7 +15,8 @@ from makara.worker.execution.buckets import Bucket
 from makara.worker.execution.in_flight import InFlight
 from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.reduction import Expected, Reduction
-from makara.worker.sections.ranges import Piece, RangeOutput
+from makara.worker.sections.ranges import RangeOutput
+from makara.worker.sections.runtime import Piece
 
 SECTIONS = 3
 

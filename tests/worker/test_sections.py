@@ -18,7 +18,8 @@ from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.simulator.calibration.data import Calibration
-from makara.worker.sections.ranges import RangeRuntime, SectionRuntime
+from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.sections.runtime import SectionRuntime
 from models import VOCABULARY, Tokens, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn
 

@@ -59,12 +59,7 @@ class Vote:
         values = [0.0] * (1 + _SLOTS * num_ranks + num_parameters)
         values[0] = 1.0
         at = 1 + _SLOTS * self.rank
-        values[at : at + _SLOTS] = [
-            float(self.step),
-            float(self.attempt),
-            float(self.prepared),
-            float(self.flags),
-        ]
+        values[at : at + _SLOTS] = map(float, (self.step, self.attempt, self.prepared, self.flags))
         for index, norm in self.norms.items():
             values[1 + _SLOTS * num_ranks + index] = norm
         mask = (1 << _PART_BITS) - 1

@@ -82,14 +82,14 @@ def run_rank(plan: Plan, rank: int, channels: Mapping[Kind, ProcessGroup]) -> li
     order, traffic = own_part(plan, rank)
     interrupt, resting = Interrupt(), _Resting()
     lanes = P2PChannels(traffic, lambda _: (_VALUE,), channels, interrupt, torch.device("cpu"))
-    feed = Prefetcher(Batches([{"x": 0.0}], 0, 1, 1), ())
+    feed = Prefetcher(Batches([{"x": 0.0}], 0, 1, 1))
     executor = Executor(plan, rank, order, resting, lanes, feed)
     try:
         for step in range(2):  # the first makes connections
             resting.ran.clear()
             executor.run(step, Sink())
     finally:
-        lanes.close()
+        executor.close()
     return resting.ran
 
 

@@ -125,6 +125,10 @@ class Executor:
                 lanes.send(task.consumer, produced)
         return work
 
+    def close(self) -> None:
+        """Let the threads of the channels end."""
+        self._lanes.close()
+
     def _wait(self) -> tuple[Operation, Tensors]:
         """Wait for the next arrival; loads samples meanwhile."""
         most_s = SOON_S

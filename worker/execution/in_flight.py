@@ -9,7 +9,7 @@ from torch import Tensor
 from ...morphing.in_flight import KeptParcel, Parcel, StepId, StepInFlight
 from ...pipeline.contributions import Pairs
 from ...pipeline.plan import RestOfStep
-from ..sections.ranges import Piece
+from ..sections.runtime import Piece
 from .buckets import Bucket
 from .parcels import Parcels
 from .partial_sums import PartialSum, PartialSums, hash_of_scales

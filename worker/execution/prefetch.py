@@ -24,31 +24,25 @@ SOON_S = 0.001
 
 
 class Prefetcher:
-    """`micro_batches`: those whose samples this worker needs in a step, in the order of their forwards."""
-
     def __init__(
         self,
         batches: Batches,
-        micro_batches: Sequence[int],
         ahead_bytes: int = _AHEAD_BYTES,
         progress: ProgressCounters | None = None,
     ) -> None:
         self._batches = batches
         self._progress = progress or ProgressCounters()
-        self._now = self._then = tuple(micro_batches)
+        self._now: Sequence[int] = ()
+        self._then: Sequence[int] = ()
         self._ahead_bytes = ahead_bytes
         self._loaded: deque[tuple[tuple[int, int], Sample]] = deque()  # the next ones to take, without gaps
         self._step = self._taken = 0
         self._refused: tuple[int, int] | None = None
 
-    def begin(
-        self, step: int, micro_batches: Sequence[int] | None = None, then: Sequence[int] | None = None
-    ) -> None:
-        """Begin the step, or another attempt at it, with these micro-batches; `then`: those of the next step.
-        None: the same as before."""
-        self._step, self._taken = step, 0
-        self._now = self._now if micro_batches is None else tuple(micro_batches)
-        self._then = self._then if then is None else tuple(then)
+    def begin(self, step: int, micro_batches: Sequence[int], then: Sequence[int]) -> None:
+        """Begin the step, or another attempt at it. This worker needs the samples of `micro_batches`, in the
+        order of their forwards, and those of `then` in the next step."""
+        self._step, self._taken, self._now, self._then = step, 0, micro_batches, then
         if self._loaded and self._loaded[0][0] != self._upcoming(0):
             self._loaded.clear()
 

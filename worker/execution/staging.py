@@ -37,7 +37,7 @@ class Stager:
 
     def mark(self, tensor: Tensor) -> Staged:
         """`tensor` as it will be after the operations issued so far."""
-        return Staged(tensor, torch.cuda.current_stream(self._device).record_event() if self._cuda else None)
+        return Staged(tensor, self.moment())
 
     def take(self, staged: Staged) -> Tensor:
         """The tensor for operations issued from now on."""

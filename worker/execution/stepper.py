@@ -6,23 +6,23 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...model.data import Batches
 from ...model.errors import WorkerError
-from ...model.partition.partition import CutTensor
 from ...morphing.in_flight import StepId
 from ...pipeline.contributions import whole_tally
 from ...pipeline.plan import Plan, RestOfStep
-from ...pipeline.traffic import Message, own_part
+from ...pipeline.traffic import own_part
 from ...protocol.messages import At
 from ..sections.grad_check import is_usable
 from .blocking import Future
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote, tallies_of
-from .executor import Executor, Sink, Work
+from .executor import Executor, Work
 from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
 from .prefetch import SOON_S, Prefetcher
@@ -50,29 +50,6 @@ class StepResult:
     settled: AppliedStep
     work: Work | None
     """None if only the rest of the step was run: its operations are of other lengths."""
-
-
-class _Operations:
-    """This worker's operations of a plan, or of the rest of a step, and what they send and receive."""
-
-    def __init__(
-        self, plan: Plan, session: Session, state: ModelState, feed: Prefetcher, device: torch.device
-    ) -> None:
-        rank, chain = session.rank, state.runtime.chain
-        order, traffic = own_part(plan, rank)
-
-        def values(message: Message) -> tuple[CutTensor, ...]:
-            return values_of(plan, chain, message)
-
-        self.expected = Expected.of(plan, order)
-        self._lanes = P2PChannels(traffic, values, session.channels, session.interrupt, device)
-        self._executor = Executor(plan, rank, order, state.runtime, self._lanes, feed, session.progress)
-
-    def run(self, step: int, sink: Sink) -> Work:
-        return self._executor.run(step, sink)
-
-    def close(self) -> None:
-        self._lanes.close()
 
 
 class Stepper:
@@ -103,8 +80,8 @@ class Stepper:
         self._whole_tallies = [whole_tally(bucket.sections, plan.num_micro_batches) for bucket in buckets]
         self._reduction = Reduction(session, buckets, state.in_flight, plan.num_micro_batches, device)
         self._progress = session.progress
-        self._feed = Prefetcher(batches, (), progress=self._progress)
-        self._whole: _Operations | None = None
+        self._feed = Prefetcher(batches, progress=self._progress)
+        self._whole: tuple[Executor, Expected] | None = None
 
     def step(self, ballot: CommitRequest) -> StepResult:
         """Take the next step, or the rest of it; it is committed and applied on return.
@@ -154,25 +131,30 @@ class Stepper:
 
     def _run(self, step: int, rest: RestOfStep | None) -> Work:
         """Run the operations of the whole step, or the rest of it."""
-        loss_scale = self._state.loss_scale
-        if rest is not None:
-            left = self._operations(rest)
-            try:
-                self._reduction.begin(left.expected, loss_scale)
-                return left.run(step, self._reduction)
-            finally:
-                left.close()
-        if self._whole is None:
-            self._whole = self._operations(self._session.plan)
-        self._reduction.begin(self._whole.expected, loss_scale)
-        return self._whole.run(step, self._reduction)
+        if rest is None:
+            self._whole = self._whole or self._operations(self._session.plan)
+            executor, expected = self._whole
+        else:
+            executor, expected = self._operations(rest)
+        try:
+            self._reduction.begin(expected, self._state.loss_scale)
+            return executor.run(step, self._reduction)
+        finally:
+            if rest is not None:
+                executor.close()
 
-    def _operations(self, plan: Plan) -> _Operations:
-        return _Operations(plan, self._session, self._state, self._feed, self._device)
+    def _operations(self, plan: Plan) -> tuple[Executor, Expected]:
+        """What runs this worker's operations of `plan`, and what they hand in."""
+        session, runtime = self._session, self._state.runtime
+        order, traffic = own_part(plan, session.rank)
+        values = partial(values_of, plan, runtime.chain)
+        lanes = P2PChannels(traffic, values, session.channels, session.interrupt, self._device)
+        executor = Executor(plan, session.rank, order, runtime, lanes, self._feed, session.progress)
+        return executor, Expected.of(plan, order)
 
     def close(self) -> None:
         if self._whole is not None:
-            self._whole.close()
+            self._whole[0].close()
         self._reduction.close()
 
     def _use_idle(self, call: Future[Any]) -> None:

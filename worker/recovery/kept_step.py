@@ -26,7 +26,7 @@ from ...protocol.messages import KeptContributions
 from ..execution.buckets import Bucket
 from ..execution.session import Session
 from ..execution.state import ModelState
-from ..sections.ranges import Piece
+from ..sections.runtime import Piece
 from .room import lacking_bytes, most_copied
 
 log = logging.getLogger("makara.kept_step")

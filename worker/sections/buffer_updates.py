@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .grad_sums import AllReduce, over_hosts
+from .grad_sums import AllReduce, over_hosts, spans
 
 
 class RunningSum:
@@ -28,14 +28,12 @@ class RunningSum:
         self.names = tuple(buffers)
         self.num_micro_batches = num_micro_batches
         self._forms = {name: (tuple(value.shape), value.dtype) for name, value in buffers.items()}
-        sizes = {name: value.numel() for name, value in buffers.items()}
-        means = [name for name, value in buffers.items() if value.is_floating_point()]
-        counters = [name for name in buffers if name not in means]
-        self.means = torch.zeros(
-            num_micro_batches, sum(sizes[name] for name in means), dtype=torch.float64, device=device
-        )
-        self.counters = torch.zeros(sum(sizes[name] for name in counters), dtype=torch.int64, device=device)
-        self._spans = {**_spans(means, sizes), **_spans(counters, sizes)}
+        means = {name: value.numel() for name, value in buffers.items() if value.is_floating_point()}
+        counters = {name: value.numel() for name, value in buffers.items() if name not in means}
+        width = sum(means.values())
+        self.means = torch.zeros(num_micro_batches, width, dtype=torch.float64, device=device)
+        self.counters = torch.zeros(sum(counters.values()), dtype=torch.int64, device=device)
+        self._spans = spans(means) | spans(counters)
 
     def reset(self) -> None:
         """Begin an attempt."""
@@ -108,12 +106,3 @@ def running_bytes(buffers: Mapping[str, Tensor], num_micro_batches: int) -> int:
     """Bytes of a `RunningSum`."""
     values = buffers.values()
     return 8 * sum(v.numel() * (num_micro_batches if v.is_floating_point() else 1) for v in values)
-
-
-def _spans(names: Sequence[str], sizes: Mapping[str, int]) -> dict[str, slice]:
-    spans: dict[str, slice] = {}
-    start = 0
-    for name in names:
-        spans[name] = slice(start, start + sizes[name])
-        start += sizes[name]
-    return spans

@@ -68,15 +68,11 @@ class GradientSum(ABC):
         self, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, device: torch.device | str
     ) -> None:
         self.names = tuple(shapes)
-        stops = list(itertools.accumulate(map(math.prod, shapes.values()), initial=0))
-        self.buffer = torch.zeros(stops[-1], dtype=dtype, device=device)
-        """Flat."""
         self._shapes = shapes
-        self._spans = dict(zip(shapes, itertools.pairwise(stops), strict=True))
-        """Where each parameter lies in the buffer."""
-        self._views = {
-            name: self.buffer[slice(*span)].view(tuple(shapes[name])) for name, span in self._spans.items()
-        }
+        self._spans = spans({name: math.prod(shape) for name, shape in shapes.items()})
+        size = max((span.stop for span in self._spans.values()), default=0)
+        self.buffer = torch.zeros(size, dtype=dtype, device=device)  # flat
+        self._views = {n: self.buffer[span].view(tuple(shapes[n])) for n, span in self._spans.items()}
 
     def reset(self, scales: Mapping[str, float]) -> None:
         """Begin an attempt with these scales (`scales/<name>`; absent or 0: not known yet)."""
@@ -110,10 +106,10 @@ class GradientSum(ABC):
         }
         for start in range(0, self.buffer.numel(), _REDUCED_AT_ONCE):
             summed = over_hosts(self.buffer[start : start + _REDUCED_AT_ONCE], all_reduce)
-            for name, (first, end) in self._spans.items():
-                begin, stop = max(first, start), min(end, start + summed.numel())
+            for name, span in self._spans.items():
+                begin, stop = max(span.start, start), min(span.stop, start + summed.numel())
                 if begin < stop:
-                    into = result[name].view(-1)[begin - first : stop - first]
+                    into = result[name].view(-1)[begin - span.start : stop - span.start]
                     self._divide(name, summed[begin - start : stop - start], divisor, into)
         return result
 
@@ -225,6 +221,12 @@ class FastSum(GradientSum):
 
     def _divide(self, name: str, summed: Tensor, divisor: float, into: Tensor) -> None:
         torch.div(summed, divisor, out=into)
+
+
+def spans(sizes: Mapping[str, int]) -> dict[str, slice[int, int, None]]:
+    """Where each of these lies in a flat tensor of all, in order."""
+    stops = itertools.accumulate(sizes.values(), initial=0)
+    return {name: slice(*span) for name, span in zip(sizes, itertools.pairwise(stops), strict=True)}
 
 
 def over_hosts(own: Tensor, all_reduce: Callable[[Tensor], None] | None) -> Tensor:

@@ -65,7 +65,7 @@ _FUSED = "Rnn"  # in names of nodes that compute all gradients at once: RNN, LST
 
 def find_split(roots: Sequence[Tensor], leaves: Iterable[Tensor], parameters: Mapping[str, Tensor]) -> Split:
     """Where the graph of a section is to be cut. Raises `CannotSplit`."""
-    walk, nodes = _walk([edge_of(root).node for root in roots])
+    walk, nodes = _walk([get_gradient_edge(root).node for root in roots])
     incoming: dict[Node, list[tuple[Node, int]]] = {node: [] for node in nodes}
     for node in nodes:
         if isinstance(node, BackwardCFunction) and not node.name().startswith(_OPERATOR):
@@ -74,12 +74,12 @@ def find_split(roots: Sequence[Tensor], leaves: Iterable[Tensor], parameters: Ma
             if child is not None:
                 incoming[child].append((node, output))
     for root in roots:
-        edge = edge_of(root)
+        edge = get_gradient_edge(root)
         incoming[edge.node].append((edge.node, edge.output_nr))
-    spine = _above([edge_of(leaf).node for leaf in leaves], incoming)
+    spine = _above([get_gradient_edge(leaf).node for leaf in leaves], incoming)
     found: dict[Node, list[str]] = {}
     for name, parameter in parameters.items():
-        node = edge_of(parameter).node
+        node = get_gradient_edge(parameter).node
         if node not in incoming:
             continue  # it gets no gradient
         while node not in spine:
@@ -106,7 +106,7 @@ def input_gradients(
     split: Split, roots: Sequence[Tensor], seeds: Sequence[Tensor], leaves: Sequence[Tensor]
 ) -> tuple[Sequence[Tensor | None], PendingWeights]:
     """The gradients of `leaves`, and what `weight_gradients` needs. `seeds`: the gradients of `roots`."""
-    nodes = [edge_of(root).node for root in roots]
+    nodes = [get_gradient_edge(root).node for root in roots]
     for place, edge in split.walk:
         child = nodes[place].next_functions[edge][0]
         assert child is not None, "the graph has the form of the one that was looked at"
@@ -134,10 +134,6 @@ def weight_gradients(pending: PendingWeights, parameters: Mapping[str, Tensor]) 
         found = engine.gradients(edges, values, [parameters[name] for name in names])
         result |= {name: value for name, value in zip(names, found, strict=True) if value is not None}
     return result
-
-
-def edge_of(tensor: Tensor) -> GradientEdge:
-    return get_gradient_edge(tensor)
 
 
 def _walk(roots: Sequence[Node]) -> tuple[list[tuple[int, int]], list[Node]]:

@@ -26,7 +26,7 @@ class LearningRates:
                 group["lr"] = group["lr"].detach().clone()
         self._optimizer = optimizer
         self._schedule = schedule
-        self._initial = [_number(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self._initial = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         if schedule is not None and len(self._initial) != len(optimizer.param_groups):
             raise UserCodeError(
                 "Training.schedule: the optimizer's parameter groups have no 'lr' that a schedule could "
@@ -59,7 +59,3 @@ class LearningRates:
                 )
             return call_user_code(what, lambda: [float(factor) for factor in factors])
         return [call_user_code(what, lambda: float(value))] * count
-
-
-def _number(rate: float | Tensor) -> float:
-    return float(rate)

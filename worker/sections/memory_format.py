@@ -13,9 +13,8 @@ from torch import Tensor, fx
 
 from ...model.tracing.regions import set_device
 
-_ALIGNMENT = (
-    64  # bytes, as torch's CPU allocator gives; vector kernels may sum differently on other alignments
-)
+# In bytes, as torch's CPU allocator gives; vector kernels may sum differently on other alignments.
+_ALIGNMENT = 64
 
 
 def on_device(original: fx.GraphModule, device: torch.device) -> fx.GraphModule:
@@ -39,8 +38,7 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 def canonical(tensor: Tensor) -> Tensor:
     """The tensor, contiguous, aligned and with its own numbers in memory, as if it had been received."""
-    tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+    return aligned(tensor.resolve_conj().resolve_neg().contiguous())
 
 
 def aligned(tensor: Tensor) -> Tensor:

@@ -16,16 +16,6 @@ from ...pipeline.plan import Path
 from .loss_scale import LossScale
 from .runtime import Piece, Saved, SectionRuntime, WeightsLater
 
-__all__ = [
-    "Accumulate",
-    "Piece",
-    "RangeOutput",
-    "RangeRuntime",
-    "SectionRuntime",
-    "configure_torch",
-    "pick_device",
-]
-
 WHOLE = Path((), ())
 """Of a micro-batch that adds the contributions of all sections."""
 

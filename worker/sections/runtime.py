@@ -199,7 +199,7 @@ class SectionRuntime:
         roots, seeds = self._seeded(saved, gradients)
         leaves = saved.leaves
         if not roots or not leaves:
-            return _of_inputs(leaves, [None] * len(leaves)), partial(self._second_of_first, saved, gradients)
+            return _of_inputs(leaves, [None] * len(leaves)), lambda: self.backward(saved, gradients)[1]
         split = self._split_of(roots, leaves.values(), may_differ=saved.loss is not None)
         if split is None:
             inputs, parameters = self.backward(saved, gradients)
@@ -207,10 +207,6 @@ class SectionRuntime:
         with _users_backward():
             found, pending = halves.input_gradients(split, roots, seeds, list(leaves.values()))
         return _of_inputs(leaves, found), partial(self._weight_gradients, pending)
-
-    def _second_of_first(self, saved: Saved, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of a section whose inputs get no gradient: the whole backward."""
-        return self.backward(saved, gradients)[1]
 
     def _weight_gradients(self, pending: halves.PendingWeights) -> dict[str, Tensor]:
         with _users_backward():

@@ -27,7 +27,7 @@ from ...model.tracing.graph_text import digest, graph_lines
 from ...model.training import Training
 from ..sections.grad_sums import parameter_norm
 from ..sections.loss_scale import LossScale
-from ..sections.ranges import SectionRuntime
+from ..sections.runtime import SectionRuntime
 
 log = logging.getLogger("makara.trainer")
 _STEPS = 2  # weights that begin as zeros show nothing in the first
