@@ -14,7 +14,7 @@ from makara.model.training import Training
 from makara.simulator import Calibration, Link
 from makara.simulator.calibration.assembly import tied_sums_of
 from makara.worker.profiling.section import LEAST_REPEATS, Conditions, measure_section
-from makara.worker.profiling.subject import batch_of, layout_of
+from makara.worker.profiling.subject import layout_of
 
 _SECTION_S = 1.0
 
@@ -41,8 +41,7 @@ def calibrate(
         section_s=_SECTION_S,
     )
     layout = layout_of(chain, numerics)
-    batch = batch_of(training, seed, layout.microbatch_size)
-    rows = [measure_section(chain, index, batch, conditions) for index in range(chain.num_sections)]
+    rows = [measure_section(chain, index, conditions) for index in range(chain.num_sections)]
     no_link = Link(latency_s=0.0, bytes_per_s=1.0)
     times: dict[str, Any] = {name: tuple(row.times[name].median for row in rows) for name in rows[0].times}
     sizes: dict[str, Any] = {name: tuple(row.sizes[name] for row in rows) for name in rows[0].sizes}

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +66,8 @@ class VmProcesses:
         """All living processes of the VM: its session, and processes with its marks."""
         leader = self.leader()
         found = {} if leader is None else {leader.pid: leader}
-        if leader is not None:
-            for process in _children(leader):
-                found[process.pid] = process
-        for process in self._tagged():
-            found[process.pid] = process
+        children = [] if leader is None else _children(leader)
+        found |= {process.pid: process for process in (*children, *self._tagged())}
         return list(found.values())
 
     def signal(self, number: signal.Signals, *, to_leader: bool = True) -> None:
@@ -92,22 +89,36 @@ class VmProcesses:
     def kill(self) -> None:
         leader = self.leader()
         if leader is not None and _session(leader.pid) == leader.pid:
-            with contextlib.suppress(ProcessLookupError):  # it has ended already
-                os.killpg(leader.pid, signal.SIGKILL)
+            kill_group(leader.pid)
         for process in self.members():
             _signal(process, signal.SIGKILL)
 
     def _tagged(self) -> Iterator[psutil.Process]:
         """Processes with the marks; those of earlier versions have only the name."""
         place = _place(self._folder)
-        for process in psutil.process_iter():
-            try:
-                marks = process.environ()
-                ours = marks.get(_NAME) == self._vm and marks.get(_PLACE, place) == place
-                if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process
-            except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-                continue  # gone meanwhile, or another user's: not ours
+
+        def is_ours(process: psutil.Process) -> bool:
+            marks = process.environ()
+            return marks.get(_NAME) == self._vm and marks.get(_PLACE, place) == place
+
+        return processes_where(is_ours)
+
+
+def processes_where(belongs: Callable[[psutil.Process], bool]) -> Iterator[psutil.Process]:
+    """Processes that `belongs` accepts, without zombies."""
+    for process in psutil.process_iter():
+        try:
+            if belongs(process) and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue  # gone meanwhile, or another user's: not ours
+
+
+def kill_group(leader: int) -> None:
+    """Send SIGKILL to a group leader and its group. The leader must not be reaped yet: its id might be
+    reused."""
+    with contextlib.suppress(ProcessLookupError):  # it has not become a leader yet, or all of them have ended
+        os.killpg(leader, signal.SIGKILL)
 
 
 def record(pid: int) -> bytes:

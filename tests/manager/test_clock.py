@@ -17,7 +17,7 @@ from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import Scope, TokenStore
 from makara.protocol.messages import NoticeFile
-from makara.worker.agent.notices import NOTICE_FILE, FileSource
+from makara.worker.agent.notices.file import NOTICE_FILE, FileSource
 
 HOUR_S = 3600.0
 

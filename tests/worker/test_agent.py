@@ -17,8 +17,8 @@ from makara.protocol.archives import BundleBounds
 from makara.protocol.bounds import MOST_METRICS
 from makara.protocol.log_tail import tail
 from makara.protocol.messages import At, Credential, Phase, Progress, Report, ReportAck, StepMetrics
+from makara.worker.agent.backoff import Backoff
 from makara.worker.agent.reports import metrics_backlog
-from makara.worker.agent.trainer_process import Backoff
 from managers import archive
 from scripted_manager import TIMEOUT_S, Manager, ends, play
 
@@ -400,9 +400,8 @@ def test_a_trainer_that_is_killed_leaves_what_is_known_of_its_memory(play: Calla
 
 
 def test_a_trainer_that_dies_without_a_new_step_is_started_again_ever_later() -> None:
-    backoff = Backoff()
-    assert [backoff.after(progressed=True) for _ in range(3)] == [0.5, 0.5, 0.5]
-    delays_s = [backoff.after(progressed=False) for _ in range(8)]
-    assert delays_s == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
-    assert backoff.after(progressed=True) == 0.5
-    assert Backoff().after(progressed=False) == 0.5  # the first time it may be chance
+    backoff = Backoff(0.5, 30.0)
+    delays_s = [backoff.next_s() for _ in range(9)]  # the first time it may be chance
+    assert delays_s == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    backoff.reset()
+    assert [backoff.next_s() for _ in range(2)] == [0.5, 1.0]

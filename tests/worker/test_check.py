@@ -23,6 +23,7 @@ from makara.model.tracing.trace import trace
 from makara.worker import Training
 from makara.worker.check.check import CheckSettings, check
 from makara.worker.check.comparison import watch_for
+from makara.worker.check.findings import Report
 from makara.worker.check.optimizers import check_optimizer
 from torch import nn
 
@@ -54,7 +55,9 @@ def chain() -> Sections:
 
 def of_optimizer(optimizer: Callable[..., Any], chain: Sections) -> list[str]:
     training = sound(optimizer=optimizer)
-    return [str(finding) for finding in check_optimizer(training, chain, watch_for(training, FOLDER))]
+    report = Report()
+    check_optimizer(training, chain, watch_for(training, FOLDER), report)
+    return [str(finding) for finding in report.findings]
 
 
 # ---- what passes -------------------------------------------------------------------------------------------

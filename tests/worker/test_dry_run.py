@@ -9,9 +9,9 @@ import coupled_models
 import pytest
 import torch
 from makara.worker.check.calls import Calls
-from makara.worker.check.findings import difference
+from makara.worker.check.findings import Report, difference
 from makara.worker.check.global_state import Watch
-from makara.worker.check.memory import Memory
+from makara.worker.check.memory import refusal
 from makara.worker.check.random_numbers import FixedNumbers
 from torch import Tensor, nn
 
@@ -94,7 +94,9 @@ def test_a_call_is_found_however_it_was_imported() -> None:
     calls = Calls()
     with calls.watched():
         clip([weight], 0.25)
-    (finding,) = calls.findings("Training.optimizer")
+    report = Report()
+    calls.blame("Training.optimizer", report)
+    (finding,) = report.findings
     assert "torch.nn.utils.clip_grad_norm_ at" in finding.differs
     assert "test_dry_run.py" in finding.differs
     assert "Training(clip_grad_norm=0.25)" in finding.remedy
@@ -124,9 +126,9 @@ def test_state_that_changes_while_watched_is_named() -> None:
 
 
 def test_a_run_beyond_the_machine_is_refused_with_the_figures() -> None:
-    assert Memory(10 << 20).refusal(7 << 20) is None
-    assert Memory().refusal(7 << 20) is None
-    said = Memory().refusal(1 << 60)
+    assert refusal(7 << 20, 10 << 20) is None
+    assert refusal(7 << 20, None) is None
+    said = refusal(1 << 60, None)
     assert said is not None
     assert "GiB of memory" in said
-    assert Memory((10 << 20) - 2).refusal(7 << 20) is not None
+    assert refusal(7 << 20, (10 << 20) - 2) is not None

@@ -15,7 +15,7 @@ from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import load_entrypoint
 from makara.pipeline import Range, grid
-from makara.protocol.messages import CheckpointRef
+from makara.protocol.messages import CheckpointRef, Phase
 from makara.worker.execution.blocking import GenerationAbandoned
 from makara.worker.execution.partial_sums import PartialSums
 from makara.worker.execution.state import ModelState
@@ -164,5 +164,5 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
     monkeypatch.setattr(generation, "join_generation", join)
     job: Any = settings(tmp_path)
     outcome = generation.run_generation(session, model, job, cast(Any, None), control, lambda: 1)
-    assert outcome is generation.GenerationOutcome.LEFT
+    assert outcome is Phase.LEFT
     assert said == ["discard", "join", "bye", "left"]  # activations take no memory while it forms

@@ -14,7 +14,7 @@ from shutil import rmtree
 import pytest
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.machines import Lease, MachineOrders, MachineReport
-from makara.worker.agent.notices import FileSource
+from makara.worker.agent.notices.file import FileSource
 from makara.worker.machine import leased
 from makara.worker.machine.leased import LeasedVm
 from provider_stands import boot_of

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 from http_answers import Answer
-from makara.worker.agent.notices import Notice, NoticeWatcher, Reading, Source, Unanswered
 from makara.worker.agent.notices.aws import AwsSource
 from makara.worker.agent.notices.azure import AzureSource
+from makara.worker.agent.notices.notice import Notice, Reading, Source, Unanswered
+from makara.worker.agent.notices.watcher import NoticeWatcher
 from metadata import AwsMetadata, AzureMetadata, serving
 
 

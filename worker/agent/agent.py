@@ -32,12 +32,13 @@ from ...protocol.messages import (
     StepMetrics,
     WorkerReport,
 )
+from .backoff import Backoff
 from .bundles import BadBundle, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .devices import environment_of_device, find_devices
 from .ending import end_vm
 from .logs import BoundedLogs
-from .notices import watcher_of
+from .notices.watcher import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
 from .standstill import pause
 from .starts import REPORTS, count_start, last_of
@@ -158,7 +159,7 @@ class Agent:
         while self._orders is None or self._orders.job is None:
             self._ordered.clear()
             await self._ordered.wait()
-        job, delay_s = self._orders.job, _FIRST_RETRY_S
+        job, backoff = self._orders.job, Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             try:
                 secrets = await fetch_secrets(self._boot, self._connection.token)
@@ -175,8 +176,7 @@ class Agent:
                 return
             except (BadBundle, httpx.HTTPError, OSError) as error:
                 log.warning("cannot fetch the job's code: %r", error)
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+                await asyncio.sleep(backoff.next_s())
         await until_first(*(trainer.run(bundle, environment) for trainer in self._trainers))
 
     # ---- reports -------------------------------------------------------------------------------------------

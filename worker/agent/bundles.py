@@ -17,7 +17,7 @@ from ...checkpoint import inherited
 from ...protocol.archives import ANY_SIZE, BadArchive, members, opened
 from ...protocol.log_tail import tail
 from ...protocol.messages import BootConfig, JobSettings
-from .family import kill_group
+from ...protocol.vm_processes import kill_group
 from .trainer_user import CodeUser
 from .trust import trust
 
@@ -49,7 +49,7 @@ async def prepare_bundle(
     """
     folder = Path(boot.directory) / "bundles" / job.bundle_sha256
     if not folder.exists():
-        data = await _download(boot, token, f"jobs/{job.job}/bundle")
+        data = await _get(boot, token, f"jobs/{job.job}/bundle")
         if hashlib.sha256(data).hexdigest() != job.bundle_sha256:
             raise BadBundle(f"bundle of job {job.job}: checksum differs from {job.bundle_sha256}")
         try:
@@ -68,23 +68,19 @@ async def fetch_secrets(boot: BootConfig, token: str) -> dict[str, str]:
 
     Raises `BadBundle` (an invalid answer), `httpx.HTTPError` (manager unreachable, refused).
     """
-    response = await _get(boot, token, f"jobs/{boot.job}/secrets")
+    data = await _get(boot, token, f"jobs/{boot.job}/secrets")
     try:
-        return _SECRETS.validate_json(response.content)
+        return _SECRETS.validate_json(data)
     except ValidationError:  # its text may hold values, which must not be logged
         raise BadBundle(f"secrets of job {boot.job}: the answer is no object of texts") from None
 
 
-async def _download(boot: BootConfig, token: str, path: str) -> bytes:
-    return (await _get(boot, token, path)).content
-
-
-async def _get(boot: BootConfig, token: str, path: str) -> httpx.Response:
+async def _get(boot: BootConfig, token: str, path: str) -> bytes:
     async with httpx.AsyncClient(timeout=60.0, trust_env=False, verify=trust(boot)) as client:
         response = await client.get(
             f"{boot.manager_url}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"}
         )
-        return response.raise_for_status()
+        return response.raise_for_status().content
 
 
 def _unpack(data: bytes, folder: Path, user: CodeUser) -> None:
@@ -103,13 +99,12 @@ def _unpack(data: bytes, folder: Path, user: CodeUser) -> None:
 
 def _sync(folder: Path) -> None:
     """Wait until all files and folders in `folder` are on the disk."""
-    for place, _, names in os.walk(folder):
-        for path in (place, *(os.path.join(place, name) for name in names)):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    for path in (folder, *folder.rglob("*")):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:

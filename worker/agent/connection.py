@@ -30,13 +30,13 @@ from ...protocol.messages import (
     Welcome,
 )
 from ..keepalive import end_if_unanswered
+from .backoff import Backoff
 from .shown_token import ShownToken
 from .trust import trust
 
 log = logging.getLogger("makara.agent")
 
-_FIRST_RETRY_S = 0.2
-_LONGEST_RETRY_S = 5.0
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.2, 5.0
 _LEAST_REPORT_BYTES = 1 << 16
 _MALFORMED, _TOO_BIG = 4002, 1009
 
@@ -95,14 +95,13 @@ class ManagerConnection:
         return self._token.text
 
     async def run(self) -> None:
-        delay_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             before = self.heard_at
             await self._connect()
             if self.heard_at > before:
-                delay_s = _FIRST_RETRY_S
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _connect(self) -> None:
         """Serve one connection, from its opening to its end."""

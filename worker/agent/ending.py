@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from ...protocol.messages import VmEnding
+from .backoff import Backoff
 from .notices.metadata import Metadata, read_object
 from .notices.notice import Unanswered
 
@@ -29,7 +30,7 @@ _ACCEPTED = (200, 202, 204)
 
 async def end_vm(ending: VmEnding) -> None:
     """End the VM in its way. For a VM that deletes itself, this never returns."""
-    delay_s = _FIRST_RETRY_S
+    backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
     while ending.kind != "exit":
         try:
             if ending.kind == "power_off":
@@ -40,8 +41,7 @@ async def end_vm(ending: VmEnding) -> None:
             await asyncio.sleep(_DELETED_S)
         except (Unanswered, OSError) as error:
             log.error("this VM cannot end itself yet: %s", error)
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+            await asyncio.sleep(backoff.next_s())
 
 
 async def _power_off() -> None:

@@ -17,13 +17,14 @@ from ...checkpoint import inherited
 from ...protocol.frames import read_from_trainer
 from ...protocol.log_tail import tail
 from ...protocol.messages import Failure, Orders, Phase, Progress, Stacks, StepMetrics, WorkerReport
+from ...protocol.vm_processes import kill_group
 from ..memory_watch import MemoryWatch
 from ..stacks import ALL_THREADS, MAIN_THREAD, is_cut, lead
-from .family import MARK, end_family, kill_group
+from .backoff import Backoff
+from .family import MARK, end_family
 from .trainer_user import CodeUser
 
-_FIRST_DELAY_S = 0.5
-_LONGEST_DELAY_S = 30.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0  # before a dead trainer is started again
 _START_S = 120.0  # until the first beat: on a cold disk imports take longer than a lease
 # glibc raises the threshold above which freed memory returns to the system to the largest tensor freed so
 # far. Freed memory then stays, fragmented, and a worker needs up to twice what its tensors do. With glibc's
@@ -32,19 +33,6 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 _STACKS_S = 1.0  # time to write stacks
 _STACKS_BYTES = 16_384  # the end of the stacks that is kept
 _LAST_WORDS_S = 1.0  # time to read what a dead trainer wrote
-
-
-class Backoff:
-    """The delay before a dead trainer is restarted, which doubles each time that it had committed no step."""
-
-    def __init__(self) -> None:
-        self._next_s = _FIRST_DELAY_S
-
-    def after(self, *, progressed: bool) -> float:
-        """Seconds to wait after this death."""
-        delay_s = _FIRST_DELAY_S if progressed else self._next_s
-        self._next_s = min(2 * delay_s, _LONGEST_DELAY_S)
-        return delay_s
 
 
 class TrainerProcess:
@@ -90,11 +78,13 @@ class TrainerProcess:
 
     async def run(self, bundle: Path, environment: Mapping[str, str]) -> None:
         """Keep a trainer running until cancelled; each death ends an incarnation and starts the next."""
-        backoff, self._bundle = Backoff(), bundle.resolve()
+        backoff, self._bundle = Backoff(_FIRST_DELAY_S, _LONGEST_DELAY_S), bundle.resolve()
         try:
             while True:
                 await self._run_once(bundle, environment)
-                await asyncio.sleep(backoff.after(progressed=self._has_progressed()))
+                if self._has_progressed():
+                    backoff.reset()
+                await asyncio.sleep(backoff.next_s())
         finally:
             self.kill()
             if self._process is not None:

@@ -79,9 +79,8 @@ class CodeUser:
         if self.user is None:
             return
         entry = pwd.getpwnam(self.user.name)
-        for place, _, names in os.walk(folder):
-            for path in (place, *(os.path.join(place, name) for name in names)):
-                os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, entry.pw_uid, entry.pw_gid, follow_symlinks=False)
         folder.parent.chmod(0o711)
 
 

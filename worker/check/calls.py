@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .findings import Finding
+from .findings import Report
 
 _TORCH = str(Path(torch.__file__).parent)
 _CLIPPING = ("clip_grad_norm_", "clip_grads_with_norm_", "get_total_norm")
@@ -46,31 +46,25 @@ class Calls:
         finally:
             sys.setprofile(None)
 
-    def findings(self, where: str) -> list[Finding]:
-        """Of the function `where`, which called them."""
-        found: list[Finding] = []
+    def blame(self, where: str, report: Report) -> None:
+        """Blame the function `where`, which called them."""
         if self._clipping is not None:
             name, line, limit = self._clipping
-            differs = (
+            report.find(
+                where,
                 f"it calls {name} at {line}. Makara makes one optimizer per section, from that section's "
-                "parameters alone, so each section would be clipped by its own norm"
-            )
-            remedy = (
+                "parameters alone, so each section would be clipped by its own norm",
                 f"Remove the call and declare Training(clip_grad_norm={limit}), which clips by the norm over "
-                "the whole model"
+                "the whole model",
             )
-            found.append(Finding(where, differs, remedy))
         if self._scaling is not None:
-            differs = (
+            report.find(
+                where,
                 f"it uses {_SCALER} at {self._scaling}: sections would scale their gradients, and skip "
-                "steps, each by itself"
-            )
-            remedy = (
+                "steps, each by itself",
                 "Remove the scaler and set training.precision: fp16 in the job file: Makara scales the loss, "
-                "and all sections skip a step together"
+                "and all sections skip a step together",
             )
-            found.append(Finding(where, differs, remedy))
-        return found
 
     def _look(self, frame: FrameType, event: str, _: object) -> None:
         name = self._known.get(frame.f_code) if event == "call" else None

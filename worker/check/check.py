@@ -29,7 +29,7 @@ from ...model.training import Training, call_user_code, load_entrypoint
 from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
 from .findings import TOLERANCE, Report
 from .global_state import Watch
-from .memory import Memory, Needs
+from .memory import Needs, refusal
 from .optimizers import check_optimizer
 from .single_sections import run_sections
 
@@ -45,21 +45,17 @@ class CheckSettings(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    global_batch_size: int | None = None
-    """None: any."""
+    global_batch_size: int | None = None  # None: any
     seed: int = 0
     microbatch_size: int | None = None
     num_sections: int | None = None
     pipeline_parallel_degree: int | None = None
-    most_workers: int = 1
-    """As many as the job may get."""
+    most_workers: int = 1  # as many as the job may get
     precision: Precision = "fp32"
-    compare: bool = True
-    """False: leave the comparison with the eager module out, and say so."""
-    memory_bytes: int | None = None
-    """That are free; None: as the machine and the cgroup say."""
+    compare: bool = True  # False: leave the comparison with the eager module out, and say so
+    memory_bytes: int | None = None  # that are free; None: as the machine and the cgroup say
+    # Leave the comparison with the eager module out when it would take longer; None: take the time.
     max_seconds: float | None = None
-    """Leave the comparison with the eager module out when it would take longer; None: take the time."""
 
 
 def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str, Any]:
@@ -72,12 +68,12 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     chain = _cut_first(training, settings)
     m = chain.traced.microbatch_size
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
-    report.findings += check_optimizer(training, chain, watch)
+    check_optimizer(training, chain, watch, report)
     dataset = call_user_code("Training.dataset", training.dataset)
     batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
-    memory, needs = Memory(settings.memory_bytes), Needs(chain)
+    needs = Needs(chain)
     left_out = _keep_apart(watch, report) or _unwanted(settings, needs)
-    no_memory = memory.refusal(needs.whole_bytes()) if left_out is None else None
+    no_memory = refusal(needs.whole_bytes(), settings.memory_bytes) if left_out is None else None
     left_out, not_run = left_out or no_memory, None
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
@@ -85,7 +81,8 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         Comparison(training, plain, batches, settings.seed, watch, report).run()
     else:
         first = 0 if no_memory else chain.num_sections - 1
-        note, not_run = run_sections(chain, training, settings.seed, batch, memory, needs, first)
+        free = settings.memory_bytes
+        note, not_run = run_sections(chain, training, settings.seed, batch, free, needs, first)
         report.notes += [note] if note else []
     return {
         **_describe(chain),

@@ -71,7 +71,7 @@ class Comparison:
         self._floor = noise_floor(self._theirs.gradients.values())
         self._buffer_floor = max(noise_floor(self._ours.buffers.values()), 1e-30)
         self._declares_weight = recorder.declares_weight
-        report.findings += recorder.findings()
+        recorder.blame(report)
         report.random_operations = dict(numbers.counts)
 
     def run(self) -> None:

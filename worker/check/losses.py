@@ -25,7 +25,7 @@ from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Loss, Training, sum_and_weight
 from .calls import Calls
 from .eager import EagerModel
-from .findings import Finding, Report
+from .findings import Report
 from .random_numbers import FixedNumbers
 
 _FIELD = "Training.loss"
@@ -62,20 +62,16 @@ class LossRecorder:
         self.declares_weight = isinstance(loss, tuple)
         return cast(Loss, loss)
 
-    def findings(self) -> list[Finding]:
-        found = self._calls.findings(_FIELD)
+    def blame(self, report: Report) -> None:
+        self._calls.blame(_FIELD, report)
         once, again = self._repeated or (0.0, 0.0)
         if once != again and (once == once or again == again):  # not both no number
-            found.append(
-                Finding(
-                    _FIELD,
-                    f"it gives {once:.9g} and then {again:.9g} for the same output and batch: it keeps "
-                    "state, or changes its arguments in place. Micro-batches are computed on any machine, in "
-                    "any order",
-                    "Make it a function of the output and the batch alone",
-                )
+            report.find(
+                _FIELD,
+                f"it gives {once:.9g} and then {again:.9g} for the same output and batch: it keeps state, or "
+                "changes its arguments in place. Micro-batches are computed on any machine, in any order",
+                "Make it a function of the output and the batch alone",
             )
-        return found
 
 
 def check_weights(
@@ -107,7 +103,7 @@ def check_weights(
     fitted = torch.linalg.lstsq(apart, together.unsqueeze(1), driver="gelsd").solution.flatten()
     differs, left = (float((together - apart @ by).norm()) / size for by in (share, fitted))
     if differs > _DIFFERS and left <= max(_DIFFERS, _FITS * differs):
-        report.findings.append(_unequal(fitted.tolist(), share.tolist(), declared))
+        _blame_weights(fitted.tolist(), share.tolist(), declared, report)
     elif left > _TIED:
         report.notes.append(
             "the model or its loss ties the samples of a micro-batch to each other (no weighted mean of the "
@@ -152,27 +148,29 @@ def _running_statistics(module: nn.Module) -> Generator[None]:
             part.train()
 
 
-def _unequal(fitted: Sequence[float], share: Sequence[float], declared: bool) -> Finding:
+def _blame_weights(fitted: Sequence[float], share: Sequence[float], declared: bool, report: Report) -> None:
     total = sum(fitted)
     how = "it returns (sum, weight)" if declared else "it returns a mean"
     ratio = " : ".join(f"{weight:.4g}" for weight in fitted)
     said = " : ".join(f"{weight:.4g}" for weight in share)
     if abs(total - 1.0) > _SCALE:
-        return Finding(
+        report.find(
             _FIELD,
             f"{how}, but two micro-batches together give {total:.3g} times what a mean over both gives "
             f"(weights {ratio} where {said} is expected): it is a sum over samples, or the weight does not "
             "belong to the sum",
             "Return a mean over the samples, or (sum, number of what was summed)",
         )
-    return Finding(
-        _FIELD,
-        f"{how}, but the micro-batches do not count alike: together, they weigh {ratio}, and added up as "
-        f"micro-batches {said}. It divides by a number that differs between micro-batches, such as that of "
-        "labels that are not masked",
-        "Return (sum, weight), for example (cross_entropy(..., reduction='sum'), (labels != -100).sum()), or "
-        "(mean * weight, weight) of a model's own mean; (mean, 1) if micro-batches shall count alike",
-    )
+    else:
+        report.find(
+            _FIELD,
+            f"{how}, but the micro-batches do not count alike: together, they weigh {ratio}, and added up as "
+            f"micro-batches {said}. It divides by a number that differs between micro-batches, such as that "
+            "of labels that are not masked",
+            "Return (sum, weight), for example (cross_entropy(..., reduction='sum'), "
+            "(labels != -100).sum()), or (mean * weight, weight) of a model's own mean; (mean, 1) if "
+            "micro-batches shall count alike",
+        )
 
 
 def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -35,27 +34,20 @@ _ACTIVATIONS = 4  # micro-batches' worth: one on each side, and two for the loss
 _FORWARDS = 17  # two on each side, each with a backward (twice the work), and four for the loss
 _SUSTAINED = 0.5  # part of the speed of a large product of matrices that a step reaches
 _PROBE = 512  # rows of the matrices by which the speed is measured: 2·512³ operations, a few milliseconds
-PART_OF_MEMORY = 0.7
-"""Of the free memory: what a check may take. The rest is the interpreter's, the data set's, and others'."""
+# Of the free memory: what a check may take. The rest is the interpreter's, the data set's, and others'.
+_PART_OF_MEMORY = 0.7
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What may be taken of this machine's free memory, or of what its cgroup leaves of it."""
-
-    free_bytes: int | None = None
-    """None asks the machine, each time."""
-
-    def refusal(self, needed_bytes: int) -> str | None:
-        """Why not to run here, or None."""
-        free = available_bytes() if self.free_bytes is None else self.free_bytes
-        if needed_bytes <= PART_OF_MEMORY * free:
-            return None
-        return (
-            f"it would need about {_in_words(needed_bytes)} of memory; {_in_words(free)} are free, of which "
-            f"{PART_OF_MEMORY:.0%} may be used. `makara check` does it where "
-            f"{_in_words(needed_bytes / PART_OF_MEMORY)} are free"
-        )
+def refusal(needed_bytes: int, free_bytes: int | None) -> str | None:
+    """Why not to run here, or None. `free_bytes`: of memory; None: as the machine and its cgroup say now."""
+    free = available_bytes() if free_bytes is None else free_bytes
+    if needed_bytes <= _PART_OF_MEMORY * free:
+        return None
+    return (
+        f"it would need about {_in_words(needed_bytes)} of memory; {_in_words(free)} are free, of which "
+        f"{_PART_OF_MEMORY:.0%} may be used. `makara check` does it where "
+        f"{_in_words(needed_bytes / _PART_OF_MEMORY)} are free"
+    )
 
 
 class Needs:

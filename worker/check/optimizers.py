@@ -18,7 +18,7 @@ from ...model.seeds import seed64
 from ...model.training import Training, call_user_code
 from ..sections.optimizers import OwnSettings, make_optimizer
 from .calls import Calls
-from .findings import TOLERANCE, Finding, differences, some
+from .findings import TOLERANCE, Report, differences, some
 from .global_state import Watch
 from .random_numbers import FixedNumbers
 
@@ -33,10 +33,11 @@ _ROUNDING = 4 * 2.0**-24 * _WEIGHT / TOLERANCE  # a change is known to the round
 _ONE_PER_SECTION = "Makara makes one optimizer per section, from that section's parameters alone"
 
 
-def check_optimizer(training: Training, chain: Sections, watch: Watch) -> list[Finding]:
+def check_optimizer(training: Training, chain: Sections, watch: Watch, report: Report) -> None:
     """Raises `UserCodeError` when the optimizer itself raises."""
     sections = [list(section.trainable) for section in chain.sections if section.trainable]
-    return _Probe(training, chain, sections).findings(watch) if sections else []
+    if sections:
+        _Probe(training, chain, sections).run(watch, report)
 
 
 class _Probe:
@@ -49,17 +50,19 @@ class _Probe:
         self._all = list(chain.trainable_names)
         self._others = [name for name in self._all if name not in near]  # share no section with the source
 
-    def findings(self, watch: Watch) -> list[Finding]:
+    def run(self, watch: Watch, report: Report) -> None:
         calls = Calls()
         with calls.watched(), watch.over():
             whole, parts = self._whole(), self._in_sections()
             differ = _differ(whole.step(_usual), parts.step(_usual), self._all)
             differ = differ or _differ(whole.step(_large), parts.step(_large), self._all)
         parts.check_state()
-        found = calls.findings(_FIELD)
-        if differ and not found:
-            found = [self._explain(differ, list(watch.changed))]
-        return found or self._skipping()
+        calls.blame(_FIELD, report)
+        if not report.blames(_FIELD):
+            if differ:
+                self._blame_update(differ, list(watch.changed), report)
+            else:
+                self._check_skipping(report)
 
     def _whole(self) -> _SmallOptimizers:
         return _SmallOptimizers(self._training, self._tensors, [self._all])
@@ -67,9 +70,9 @@ class _Probe:
     def _in_sections(self) -> _SmallOptimizers:
         return _SmallOptimizers(self._training, self._tensors, self._sections)
 
-    def _explain(self, differ: list[str], changed: list[str]) -> Finding:
+    def _blame_update(self, differ: list[str], changed: list[str], report: Report) -> None:
         if touched := self._coupled():
-            return Finding(
+            report.find(
                 _FIELD,
                 f"the update of {some(touched)} depends on the gradient of {self._source!r} in another "
                 "section, as with a norm over all parameters (LAMB with a global norm, clipping). "
@@ -77,8 +80,9 @@ class _Probe:
                 "Use a norm per parameter; declare clipping as Training(clip_grad_norm=...), which is over "
                 "the whole model",
             )
+            return
         state = f" ({', '.join(changed[:4])} changed)" if changed else " (a global, a shared dict, a counter)"
-        return Finding(
+        report.find(
             _FIELD,
             f"one over the whole model and one per section update {some(differ)} differently from the same "
             f"gradients: it keeps state outside `optimizer.state`{state}, or an option or the result depends "
@@ -98,17 +102,18 @@ class _Probe:
                 return touched
         return []
 
-    def _skipping(self) -> list[Finding]:
+    def _check_skipping(self, report: Report) -> None:
         """An infinite gradient in one section must not decide about the others' update."""
         gradient = _times(_usual, self._source, math.inf)
         names = _differ(self._whole().step(gradient), self._in_sections().step(gradient), self._others)
-        said = (
-            f"when the gradient of {self._source!r} overflows, one optimizer over the whole model updates "
-            f"{some(names)} otherwise than a section's does: it decides about overflow by itself. "
-            f"{_ONE_PER_SECTION}"
-        )
-        remedy = "Leave loss scaling and skipped steps to Makara: training.precision: fp16 in the job file"
-        return [Finding(_FIELD, said, remedy)] if names else []
+        if names:
+            report.find(
+                _FIELD,
+                f"when the gradient of {self._source!r} overflows, one optimizer over the whole model "
+                f"updates {some(names)} otherwise than a section's does: it decides about overflow by "
+                f"itself. {_ONE_PER_SECTION}",
+                "Leave loss scaling and skipped steps to Makara: training.precision: fp16 in the job file",
+            )
 
 
 class _SmallOptimizers:

@@ -15,14 +15,20 @@ from ...model.tracebacks import first_line
 from ...model.training import Training
 from ..sections.ranges import RangeRuntime
 from .losses import NotTrained, checked_loss
-from .memory import Memory, Needs
+from .memory import Needs, refusal
 
 
 def run_sections(
-    chain: Sections, training: Training, seed: int, batch: Sample, memory: Memory, needs: Needs, first: int
+    chain: Sections,
+    training: Training,
+    seed: int,
+    batch: Sample,
+    free_bytes: int | None,
+    needs: Needs,
+    first: int,
 ) -> tuple[str | None, str | None]:
     """Forward, backward of zeros and update of the sections from `first` on, each on what the one before
-    gives, as far as each fits into `memory`; the last, with the loss, in any case if it fits.
+    gives, as far as each fits into memory (see `refusal`); the last, with the loss, in any case if it fits.
 
     Returns (what was run, in words; why the last was not). Raises the user's errors.
     """
@@ -31,17 +37,17 @@ def run_sections(
     values: Mapping[str, Tensor] | None = {} if first == 0 else None
     note = f"the first {last} of {num} sections were run one by one" if first < last else None
     for index in range(first, last):
-        if refusal := memory.refusal(needs.section_bytes(index)):
-            note = f"of {num} sections the first {index} were run one by one; section {index}: {refusal}"
+        if why := refusal(needs.section_bytes(index), free_bytes):
+            note = f"of {num} sections the first {index} were run one by one; section {index}: {why}"
             values = None
             break
         values = run(index, values or {})
-    refusal = memory.refusal(needs.section_bytes(last))
-    if refusal is None and (values is not None or last == 0):
+    not_run = refusal(needs.section_bytes(last), free_bytes)
+    if not_run is None and (values is not None or last == 0):
         run(last, values or {})
-    elif refusal is None:
+    elif not_run is None:
         _run_on_zeros(run, chain)
-    return note, refusal
+    return note, not_run
 
 
 def _run_on_zeros(run: partial[dict[str, Tensor]], chain: Sections) -> None:

@@ -18,7 +18,7 @@ from ...protocol.machines import CONSOLE_BYTES, Lease, MachineOrders, MachineRep
 from ...protocol.messages import BootConfig, NoticeFile
 from ...protocol.vm_processes import RECORD, VmProcesses, record
 from ...protocol.wiping import wipe
-from ..agent.notices import NOTICE_FILE
+from ..agent.notices.file import NOTICE_FILE
 from ..agent.shown_token import write_secret
 
 log = logging.getLogger("makara.machine")

@@ -26,6 +26,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from ...protocol.frames import read_refusal
 from ...protocol.machines import JOIN_HEADER, Challenge, MachineOrders, MachineReport, machine_id
+from ..agent.backoff import Backoff
 from ..agent.connection import until_first
 from ..memory_watch import total_bytes
 from .identity import MachineIdentity, WrongFolder
@@ -119,7 +120,7 @@ class Machine:
 
     async def _keep_connection(self) -> None:
         """Reconnect until this machine has left."""
-        delay_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             began = time.monotonic()
             try:
@@ -143,9 +144,8 @@ class Machine:
             if self._has_left:
                 return
             if time.monotonic() - began > _LONGEST_RETRY_S:
-                delay_s = _FIRST_RETRY_S
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RETRY_S)
+                backoff.reset()
+            await asyncio.sleep(backoff.next_s())
 
     async def _connect(self) -> None:
         """Serve one connection, from its opening to its end."""

@@ -16,10 +16,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...model.data import Batches
 from ...model.partition.partition import CutTensor, Sections
-from ...model.training import Training
+from ...model.training import Training, call_user_code
+from ...protocol.survey import SectionRow
+from ...simulator.calibration.assembly import timed_of
 from ...simulator.calibration.measurements import HALVES
-from ...simulator.calibration.statistics import Figure, summarise
+from ...simulator.calibration.statistics import summarise
 from ..sections.grad_sums import GradientSum, Totals, new_sum
 from ..sections.runtime import Saved, SectionOutput, SectionRuntime
 from .footprint import Footprint, Footprints
@@ -42,28 +45,19 @@ class Conditions:
     section_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class SectionFigures:
-    """One section's columns of a calibration: seconds and bytes, by field name."""
-
-    section: int
-    times: Mapping[str, Figure]
-    sizes: Mapping[str, int]
-
-
-def measure_section(
-    chain: Sections, index: int, batch: dict[str, Tensor], conditions: Conditions
-) -> SectionFigures:
-    """Times and sizes of section `index`; `batch` is one micro-batch. The section is in memory meanwhile."""
-    training, device = conditions.training, conditions.device
+def measure_section(chain: Sections, index: int, conditions: Conditions) -> SectionRow:
+    """Times and sizes of section `index`, which is in memory meanwhile, for one micro-batch."""
+    began = time.perf_counter()
+    training, device, m = conditions.training, conditions.device, chain.traced.microbatch_size
+    batch = batch_of(training, conditions.seed, m)
     section = SectionRuntime(chain, index, training, conditions.seed, device)
     sums = new_sum(chain, section.info.trainable, conditions.num_micro_batches, conditions.numerics, device)
     sums.reset(dict.fromkeys(section.info.trainable, 1.0))
-    passes = _Passes(chain, section, batch, sums, device)
-    times = passes.times(conditions)
+    passes = _Passes(chain, section, batch, sums, conditions)
+    times = passes.times()
     if index < chain.frozen:  # whose backward is never run
         times |= {name: [0.0] for name in ("backward_s", *HALVES)}
-    forward, backward = passes.footprints(device)
+    forward, backward = passes.footprints()
     coefficient = None if training.clip_grad_norm is None else torch.ones(())
 
     def end_step() -> None:
@@ -71,18 +65,16 @@ def measure_section(
         Totals(gradients, overflowed=False).norms()
         section.apply(0, gradients, coefficient)
 
-    optimizer_s = _seconds_of(end_step, conditions)
+    times["optimizer_s"] = _seconds_of(end_step, conditions)
     finalise, update = _update_footprints(section, sums, coefficient, device)
     tensors, _ = section.state()
     saved_bytes = sum(tensor.nbytes for tensor in tensors.values())
     whole_batch = section.info.batch or index == chain.num_sections - 1
-    return SectionFigures(
-        index,
-        {
-            **{name: summarise(seconds) for name, seconds in times.items()},
-            "optimizer_s": summarise(optimizer_s),
-        },
-        {
+    return SectionRow(
+        microbatch_size=m,
+        section=index,
+        times=timed_of({name: summarise(seconds) for name, seconds in times.items()}),
+        sizes={
             "parameter_bytes": sum(parameter.nbytes for parameter in section.parameters.values()),
             "gradient_bytes": sums.buffer.nbytes,
             "state_bytes": saved_bytes + section.fixed_bytes() + sums.buffer.nbytes,
@@ -90,13 +82,20 @@ def measure_section(
             "batch_bytes": sum(entry.nbytes for entry in batch.values()) if whole_batch else 0,
             "forward_peak_bytes": forward.peak_bytes,
             "backward_peak_bytes": backward.peak_bytes,
-            "pending_bytes": passes.pending_bytes(device) if index >= chain.frozen else 0,
+            "pending_bytes": passes.pending_bytes() if index >= chain.frozen else 0,
             "reduced_bytes": finalise.kept_bytes,
             "update_peak_bytes": max(finalise.peak_bytes - finalise.kept_bytes, update.peak_bytes),
             "snapshot_bytes": saved_bytes,
             "optimizer_bytes": sum(t.nbytes for name, t in tensors.items() if name.startswith("optimizer/")),
         },
+        seconds=time.perf_counter() - began,
     )
+
+
+def batch_of(training: Training, seed: int, m: int) -> dict[str, Tensor]:
+    """A micro-batch of m samples."""
+    dataset = call_user_code("Training.dataset", training.dataset)
+    return Batches(dataset, seed, m, m).micro_batch(0, 0)
 
 
 class _Passes:
@@ -108,20 +107,23 @@ class _Passes:
         section: SectionRuntime,
         batch: dict[str, Tensor],
         sums: GradientSum,
-        device: torch.device | str,
+        conditions: Conditions,
     ) -> None:
         self._section = section
         self._batch = batch
         self._sums = sums
-        self._values = _random_values(chain, section, device)
-        crossing = _outputs(chain, section)
-        self._gradients = {name: _random(value).to(device) for name, value in crossing.items()}
+        self._conditions = conditions
+        info, device = section.info, conditions.device
+        given = {value.name: value for value in chain.inputs_of(info.index)}
+        self._values = {name: _random(given[name]).to(device) for name in info.inputs}
+        crossing = [value for value in chain.outputs_of(info.index + 1) if value.name in info.outputs]
+        self._gradients = {value.name: _random(value).to(device) for value in crossing if value.needs_grad}
 
-    def times(self, conditions: Conditions) -> dict[str, list[float]]:
+    def times(self) -> dict[str, list[float]]:
         """Seconds of forwards, and of backwards, whole and in halves, with the adding of gradients."""
-        device = conditions.device
+        device = self._conditions.device
         found: dict[str, list[float]] = {name: [] for name in ("forward_s", "backward_s", *HALVES)}
-        for _ in repetitions(conditions):
+        for _ in repetitions(self._conditions):
             moments = [now(device)]
             output = self._forward()
             moments.append(now(device))
@@ -138,9 +140,9 @@ class _Passes:
                 found[name].append(seconds)
         return {name: seconds[1:] for name, seconds in found.items()}
 
-    def pending_bytes(self, device: torch.device | str) -> int:
+    def pending_bytes(self) -> int:
         """Memory kept between I and W, beyond what the forward keeps."""
-        with Footprints(device) as memory:
+        with Footprints(self._conditions.device) as memory:
             saved = [self._forward().saved]
             memory.mark()
             _, weights = self._section.input_gradients(saved.pop(), self._gradients)
@@ -148,9 +150,9 @@ class _Passes:
             weights()
         return max(0, memory.phases[1].kept_bytes)
 
-    def footprints(self, device: torch.device | str) -> tuple[Footprint, Footprint]:
+    def footprints(self) -> tuple[Footprint, Footprint]:
         """Memory of the forward, which keeps what the backward needs, and of the backward."""
-        with Footprints(device) as memory:
+        with Footprints(self._conditions.device) as memory:
             kept = [self._forward().saved]
             memory.mark()
             self._backward(kept.pop())
@@ -199,17 +201,6 @@ def _update_footprints(
         memory.mark()
     finalise, update = memory.phases
     return finalise, update
-
-
-def _random_values(chain: Sections, section: SectionRuntime, device: torch.device | str) -> dict[str, Tensor]:
-    known = {value.name: value for value in chain.inputs_of(section.info.index)}
-    return {name: _random(known[name]).to(device) for name in section.info.inputs}
-
-
-def _outputs(chain: Sections, section: SectionRuntime) -> dict[str, CutTensor]:
-    crossing = chain.outputs_of(section.info.index + 1)
-    own = section.info.outputs
-    return {value.name: value for value in crossing if value.name in own and value.needs_grad}
 
 
 def _random(value: CutTensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,17 +14,16 @@ from typing import Literal
 import psutil
 import torch
 
-from ...model.data import Batches, least_sizes
+from ...model.data import least_sizes
 from ...model.errors import TooFewSamples, UserCodeError
 from ...model.partition.flops import compute_nodes
 from ...model.partition.partition import Sections, choose_cuts, sections_for_workers, split
 from ...model.partition.prices import measured_prices
 from ...model.tracing.trace import TracedModel, trace
-from ...model.training import Training, call_user_code
+from ...model.training import Training
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings
 from ...protocol.survey import Layout, SectionRow, TiedParameters
-from ...simulator.calibration.assembly import timed_of
 from ...simulator.calibration.measurements import Basis
 from ..memory_watch import total_bytes
 from ..recipe import other_graph
@@ -111,24 +109,15 @@ class Subject:
     def measure(self, section: int, section_s: float) -> SectionRow:
         """A section of the model as it was cut, with about `section_s` seconds for each of its times."""
         assert self._chain is not None, "the model was cut before"
-        began = time.perf_counter()
-        m = self._held.microbatch_size
         conditions = Conditions(
             training=self._training,
             seed=self.job.seed,
             numerics=self.job.numerics,
-            num_micro_batches=self.job.global_batch_size // m,
+            num_micro_batches=self.job.global_batch_size // self._held.microbatch_size,
             device=self.device,
             section_s=section_s,
         )
-        found = measure_section(self._chain, section, batch_of(self._training, self.job.seed, m), conditions)
-        return SectionRow(
-            microbatch_size=m,
-            section=section,
-            times=timed_of(found.times),
-            sizes=dict(found.sizes),
-            seconds=time.perf_counter() - began,
-        )
+        return measure_section(self._chain, section, conditions)
 
     @property
     def _held(self) -> TracedModel:
@@ -160,12 +149,6 @@ def layout_of(chain: Sections, numerics: Literal["exact", "fast"]) -> Layout:
             for places, size_bytes in tied.items()
         ],
     )
-
-
-def batch_of(training: Training, seed: int, m: int) -> dict[str, torch.Tensor]:
-    """A micro-batch of m samples."""
-    dataset = call_user_code("Training.dataset", training.dataset)
-    return Batches(dataset, seed, m, m).micro_batch(0, 0)
 
 
 def basis_of(traced: TracedModel, job: JobSettings, device: torch.device) -> Basis:

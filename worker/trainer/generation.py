@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Any
 
 from ...checkpoint import open_store
@@ -23,15 +22,6 @@ from .model import Model
 from .snapshots import take_snapshot
 
 
-class GenerationOutcome(Enum):
-    """How a generation ended for a worker that was not interrupted."""
-
-    SWITCHED = "switched"  # all are prepared for a newer one
-    HELD = "held"
-    FINISHED = "finished"
-    LEFT = "left"  # a donor, done
-
-
 def run_generation(
     session: Session,
     model: Model,
@@ -39,8 +29,9 @@ def run_generation(
     recipe: Recipe,
     control: AgentPipe,
     may_switch: Callable[[], int],
-) -> GenerationOutcome:
-    """Form the generation and train in it until all switch, hold, or the last step is published.
+) -> Phase | None:
+    """Form the generation and train in it until all switch, hold, or the last step is published; returns the
+    phase in which the worker is then: held, finished, left (a donor); None: all are prepared for a newer one.
 
     Raises `Interrupted` if it ends before that; the model's state is then that of the last settled commit.
     """
@@ -61,7 +52,7 @@ def run_generation(
     if last is not None and last.step == formed.step:
         _publish_metrics(control, last, job)  # again, as the worker that reported it may have died
     if not session.trains:
-        return GenerationOutcome.LEFT
+        return Phase.LEFT
     target = CheckpointTarget(
         store,
         job.job,
@@ -148,7 +139,7 @@ class _Loop:
         self._period_began = model.state.saved_at or time.monotonic()
         model.state.saved_at = self._period_began
 
-    def run(self, step: int) -> GenerationOutcome:
+    def run(self, step: int) -> Phase | None:
         # A snapshot that became due while the generation changed is taken after the first step. All members
         # know both numbers, so all decide alike.
         published = max((ref.step for ref in self._session.checkpoints if ref.step <= step), default=0)
@@ -157,7 +148,7 @@ class _Loop:
             if step > published:
                 self._save(step)
                 self._await_saved(step)
-            return GenerationOutcome.HELD
+            return Phase.HELD
         due = Due(step < self._job.steps and interval is not None and step - published >= interval)
         while step < self._job.steps:
             result = self._stepper.step(self._ballot)
@@ -170,12 +161,12 @@ class _Loop:
                 self._save(step)
             if flags & Flag.HOLD:
                 self._await_saved(step)
-                return GenerationOutcome.HELD
+                return Phase.HELD
             if result.record.prepared > self._session.number:
-                return GenerationOutcome.SWITCHED
+                return None
         self._save(step)
         self._await_saved(step)
-        return GenerationOutcome.FINISHED
+        return Phase.FINISHED
 
     def _ballot(self) -> tuple[int, Flag]:
         orders = self._control.orders

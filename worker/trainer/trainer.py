@@ -38,7 +38,7 @@ from ..execution.gloo import Listener
 from ..execution.session import Session
 from ..stacks import ALL_THREADS, MAIN_THREAD
 from .agent_pipe import AgentPipe
-from .generation import GenerationOutcome, run_generation
+from .generation import run_generation
 from .measurer import Measurer
 from .model import Model, build_model
 
@@ -149,7 +149,7 @@ class Trainer:
             self._left.close()  # not before: peers would take it for a death of this worker
         try:
             with progress.being(At.COMPUTING):
-                outcome = run_generation(
+                ended = run_generation(
                     session, model, orders.job, orders.recipe, self.control, self._may_switch
                 )
         except Interrupted as cause:
@@ -157,7 +157,7 @@ class Trainer:
             cause.__traceback__ = None  # its frames would keep the generation's groups
         else:
             session.close()
-            self._settle(outcome)
+            self._settle(ended)
         finally:
             self._left = session
             with self._lock:
@@ -186,14 +186,9 @@ class Trainer:
         told, session = self.control.last_report, self._left
         return told.phase is Phase.BROKEN and session is not None and told.lost != self._lost_in(session)
 
-    def _settle(self, outcome: GenerationOutcome) -> None:
-        phases = {
-            GenerationOutcome.HELD: Phase.HELD,
-            GenerationOutcome.FINISHED: Phase.FINISHED,
-            GenerationOutcome.LEFT: Phase.LEFT,
-        }
-        if outcome in phases:
-            self.control.report(phase=phases[outcome])
+    def _settle(self, ended: Phase | None) -> None:
+        if ended is not None:
+            self.control.report(phase=ended)
         elif self.control.orders is None or self._next_generation(self.control.orders) is None:
             self.control.report(phase=Phase.IDLE)  # the others went on without it
 
@@ -250,9 +245,7 @@ def failure_of(error: BaseException) -> Failure:
     raised that is the part in it; the log has the whole one."""
     text = whole(error)
     match error:
-        case UserCodeError():
-            return Failure(kind="user", message=str(error), traceback=error.traceback)
-        case UntraceableModel():
+        case UserCodeError() | UntraceableModel():
             return Failure(kind="user", message=str(error), traceback=error.traceback)
         case RecipeMismatch():
             return Failure(kind="recipe", message=str(error))

@@ -6,18 +6,3 @@ notice, whether the VM is at risk, and an acknowledgement to the cloud once the 
 that does not answer changes nothing: only an answer withdraws a notice. What follows from a notice is decided
 by the manager (`manager.core.rules.notices`).
 """
-
-from .file import NOTICE_FILE, FileSource
-from .notice import Notice, Reading, Source, Unanswered
-from .watcher import NoticeWatcher, watcher_of
-
-__all__ = [
-    "NOTICE_FILE",
-    "FileSource",
-    "Notice",
-    "NoticeWatcher",
-    "Reading",
-    "Source",
-    "Unanswered",
-    "watcher_of",
-]
