@@ -60,10 +60,8 @@ class ManagerConnection:
     def __init__(self, boot: BootConfig, peer: Peer) -> None:
         self.heard_at = time.monotonic()
         """When the manager last sent something understood: orders, or an acknowledgement."""
-        self.refusal: str | None = None
-        """Why the manager does not know this VM (any more)."""
-        self.misfit: str | None = None
-        """Why manager and agent do not understand each other."""
+        self.refusal: str | None = None  # why the manager does not know this VM (any more)
+        self.misfit: str | None = None  # why manager and agent do not understand each other
         self.unknown_order: str | None = None
         """Why the newest orders cannot be carried out: this version does not know them."""
         self._boot = boot

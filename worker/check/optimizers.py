@@ -22,8 +22,7 @@ from .findings import TOLERANCE, Report, differences, some
 from .global_state import Watch
 from .random_numbers import FixedNumbers
 
-Gradient = Callable[[str, Tensor], Tensor]
-"""(parameter's name, its value) -> a gradient."""
+Gradient = Callable[[str, Tensor], Tensor]  # (parameter's name, its value) -> a gradient
 
 _FIELD = "Training.optimizer"
 _WEIGHT = 0.05  # standard deviation of the stand-ins

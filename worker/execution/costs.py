@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -169,27 +170,39 @@ def _in_threads(rank_of: Callable[[int, Mapping[Kind, ProcessGroup]], R]) -> lis
     """Run `rank_of(rank, channels)` on a thread for each of the three workers; returns the results."""
     listener = Listener("127.0.0.1")
     endpoint = listener.endpoint
-    found: dict[int, R] = {}
-    failed: list[BaseException] = []
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> R:
+        store = listener.serve() if rank == 0 else connect(endpoint)
+        channels = {
+            kind: ProcessGroup(store, name, rank, range(_DEPTH), "127.0.0.1")
+            for kind, name in _GROUPS.items()
+        }
+        found = rank_of(rank, channels)
+        store.set(f"done/{rank}", "")
+        store.wait([f"done/{other}" for other in range(_DEPTH)])  # rank 0 has the store
+        return found
+
+    return all_at_once([partial(run, rank) for rank in range(_DEPTH)])
+
+
+def all_at_once(calls: Sequence[Callable[[], R]]) -> list[R]:
+    """Run the first on this thread and the others on daemon threads; returns their results. Raises what one
+    of them raised."""
+    found: dict[int, R] = {}
+    failed: list[Exception] = []
+
+    def run(number: int) -> None:
         try:
-            store = listener.serve() if rank == 0 else connect(endpoint)
-            channels = {
-                kind: ProcessGroup(store, name, rank, range(_DEPTH), "127.0.0.1")
-                for kind, name in _GROUPS.items()
-            }
-            found[rank] = rank_of(rank, channels)
-            store.set(f"done/{rank}", "")
-            store.wait([f"done/{other}" for other in range(_DEPTH)])  # rank 0 has the store
-        except BaseException as error:
+            found[number] = calls[number]()
+        except Exception as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(_DEPTH)]
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(1, len(calls))]
     for thread in threads:
         thread.start()
+    found[0] = calls[0]()
     for thread in threads:
         thread.join()
     if failed:
         raise failed[0]
-    return [found[rank] for rank in range(_DEPTH)]
+    return [found[number] for number in range(len(calls))]

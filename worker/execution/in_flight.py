@@ -25,8 +25,7 @@ class InFlight:
         self._pieces: dict[int, Piece] = {}
         self._brings: set[int] = set()
         """Micro-batches whose piece this worker contributes to the sum of the losses."""
-        self._known: frozenset[int] = frozenset()
-        """Those that somebody had when the generation formed."""
+        self._known: frozenset[int] = frozenset()  # those that somebody had when the generation formed
 
     def begin(
         self,

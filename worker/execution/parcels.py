@@ -18,8 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ...morphing.in_flight import KeptParcel, Parcel, StepId, StepInFlight
 from ...pipeline.contributions import WORD, Pairs, pair_hash
 
-Bucket = tuple[int, ...]
-"""The sections that use its parameters."""
+Bucket = tuple[int, ...]  # the sections that use its parameters
 
 
 class Sum(Protocol):
@@ -44,8 +43,7 @@ class _Held(Generic[S]):
     total: S
     scales: str
     tally: int = 0
-    is_torn: bool = False
-    """Gradients are being added: should that fail, the sum is of no known set."""
+    is_torn: bool = False  # gradients are being added: should that fail, the sum is of no known set
 
 
 class Parcels(Generic[S]):
@@ -57,8 +55,7 @@ class Parcels(Generic[S]):
         """Of each bucket of the model, what no worker held when the generation formed."""
         self._held: dict[Bucket, list[_Held[S]]] = {}
         self._shown: list[_Held[S]] = []
-        self._received: list[_Held[S]] = []
-        """Since the last `show`, beside what is held."""
+        self._received: list[_Held[S]] = []  # since the last `show`, beside what is held
 
     def begin(
         self,

@@ -47,8 +47,7 @@ class BucketTotal:
 @dataclass(frozen=True, slots=True)
 class StepTotals:
     loss: float
-    has_all_losses: bool
-    """Each micro-batch's piece was contributed once."""
+    has_all_losses: bool  # each micro-batch's piece was contributed once
     buckets: Sequence[BucketTotal]
 
 
@@ -57,8 +56,7 @@ class Expected:
     """What this worker's operations will hand in."""
 
     num_forwards: int
-    backwards: Mapping[int, int]
-    """{section: number of its backwards that add to sums}"""
+    backwards: Mapping[int, int]  # {section: number of its backwards that add to sums}
 
     @classmethod
     def of(cls, plan: Plan, order: Sequence[Operation]) -> Expected:

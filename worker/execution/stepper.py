@@ -48,8 +48,7 @@ CommitRequest = Callable[[], tuple[int, Flag]]
 class StepResult:
     record: CommitRecord
     settled: AppliedStep
-    work: Work | None
-    """None if only the rest of the step was run: its operations are of other lengths."""
+    work: Work | None  # None if only the rest of the step was run: its operations are of other lengths
 
 
 class Stepper:

@@ -29,8 +29,7 @@ class Footprint:
     """Bytes of tensors beyond those that were there when the phase began."""
 
     peak_bytes: int
-    kept_bytes: int
-    """At its end; below 0 if it freed more than it made."""
+    kept_bytes: int  # at its end; below 0 if it freed more than it made
 
 
 class Footprints:

@@ -23,6 +23,7 @@ import torch
 from ...simulator.calibration.links import AllReduce, MeasuredWire
 from ...simulator.calibration.statistics import Figure, summarise
 from ..execution.communicator import OpenGroup
+from ..execution.costs import all_at_once
 from ..execution.gloo import ProcessGroup, Store
 
 _ROUND_TRIPS = 40
@@ -121,7 +122,9 @@ class _Script:
             tensors = [torch.zeros(size_bytes // 4) for _ in range(in_flight)]
 
             def once(tensors: Sequence[torch.Tensor] = tensors) -> float:
-                return _together([lambda g=g, t=t: g.sum(t) for g, t in zip(groups, tensors, strict=False)])
+                began = time.perf_counter()
+                all_at_once([lambda g=g, t=t: g.sum(t) for g, t in zip(groups, tensors, strict=False)])
+                return time.perf_counter() - began
 
             key = f"sum/{number}/{size_bytes}/{in_flight}"
             times = self._repeated(key, ring[0], once)
@@ -179,28 +182,6 @@ def rings_of(vms: Sequence[str]) -> list[tuple[int, ...]]:
     across = [members[0] for members in by_vm.values()]
     rings = [tuple(ring[:count]) for ring in (largest, across) for count in (2, len(ring)) if len(ring) >= 2]
     return list(dict.fromkeys(rings))
-
-
-def _together(calls: Sequence[Callable[[], None]]) -> float:
-    """Seconds until all have returned that were begun at once. Raises what one of them raised."""
-    failed: list[Exception] = []
-
-    def guarded(call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(call,), daemon=True) for call in calls[1:]]
-    began = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    calls[0]()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return time.perf_counter() - began
 
 
 @contextmanager

@@ -25,8 +25,7 @@ from .survey import recipe_of, rest, survey
 log = logging.getLogger("makara.trainer")
 
 BUDGET_S = 60.0
-SURVEY_S = 20.0
-"""Of one worker, before others help: by then a small model is measured."""
+SURVEY_S = 20.0  # of one worker, before others help: by then a small model is measured
 _STORE_PATIENCE_S = 5.0
 _NO_LINKS = ProbedLinks()
 

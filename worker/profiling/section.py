@@ -38,8 +38,7 @@ class Conditions:
     training: Training
     seed: int
     numerics: Literal["exact", "fast"]
-    num_micro_batches: int
-    """It bounds the fixed point of the gradient sums."""
+    num_micro_batches: int  # it bounds the fixed point of the gradient sums
     device: torch.device | str = "cpu"
     repeats: int = 9
     section_s: float = 1.0

@@ -35,8 +35,7 @@ def shares(survey: Survey, done: Set[tuple[int, int]], num_shares: int) -> list[
     return found
 
 
-SHARE_S = 25.0
-"""Target time for the shares of one worker, in seconds."""
+SHARE_S = 25.0  # target time for the shares of one worker, in seconds
 _PARTS = 4  # of measuring a section: forward with backward, their memory, the optimizer, making it
 
 

@@ -68,7 +68,23 @@ class Subject:
 
     def basis(self) -> Basis:
         """What the measurements of the model that is held depend on."""
-        return basis_of(self._held, self.job, self.device)
+        traced, job = self._held, self.job
+        return Basis(
+            graph_hash=traced.graph_hash,
+            microbatch_size=traced.microbatch_size,
+            global_batch_size=job.global_batch_size,
+            num_sections=job.num_sections or 0,
+            least_sections=0 if job.num_sections else job.pipeline_parallel_degree or 0,
+            worker_sections=0 if job.num_sections else sections_for_workers(traced, job.most_workers),
+            code_sha256=_code_sha256(job.entrypoint),
+            precision=job.precision,
+            numerics=job.numerics,
+            threads=job.threads,
+            device_kind=self.device.type,
+            device_name=device_name(self.device, job.instruction_set),
+            torch_version=torch.__version__,
+            makara_version=version("makara"),
+        )
 
     def operations(self) -> list[str]:
         """Of the model that is held."""
@@ -148,26 +164,6 @@ def layout_of(chain: Sections, numerics: Literal["exact", "fast"]) -> Layout:
             TiedParameters(sections=list(places), gradient_bytes=size_bytes)
             for places, size_bytes in tied.items()
         ],
-    )
-
-
-def basis_of(traced: TracedModel, job: JobSettings, device: torch.device) -> Basis:
-    """What the measurements of a model depend on, here and now."""
-    return Basis(
-        graph_hash=traced.graph_hash,
-        microbatch_size=traced.microbatch_size,
-        global_batch_size=job.global_batch_size,
-        num_sections=job.num_sections or 0,
-        least_sections=0 if job.num_sections else job.pipeline_parallel_degree or 0,
-        worker_sections=0 if job.num_sections else sections_for_workers(traced, job.most_workers),
-        code_sha256=_code_sha256(job.entrypoint),
-        precision=job.precision,
-        numerics=job.numerics,
-        threads=job.threads,
-        device_kind=device.type,
-        device_name=device_name(device, job.instruction_set),
-        torch_version=torch.__version__,
-        makara_version=version("makara"),
     )
 
 

@@ -48,8 +48,7 @@ class Totals:
 
     gradients: Mapping[str, Tensor]
     """Sum / divisor as float32, in the shape of the parameter; empty if the sum overflowed."""
-    overflowed: bool
-    """The fixed point was too narrow, or unknown: the step has to be redone with `scales`."""
+    overflowed: bool  # the fixed point was too narrow, or unknown: the step has to be redone with `scales`
     non_finite: frozenset[str] = frozenset()
     """Names with an infinite or NaN contribution that the sum itself does not show."""
     scales: Mapping[str, float] = field(default_factory=dict[str, float])

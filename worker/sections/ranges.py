@@ -16,8 +16,7 @@ from ...pipeline.plan import Path
 from .loss_scale import LossScale
 from .runtime import Piece, Saved, SectionRuntime, WeightsLater
 
-WHOLE = Path((), ())
-"""Of a micro-batch that adds the contributions of all sections."""
+WHOLE = Path((), ())  # of a micro-batch that adds the contributions of all sections
 
 Accumulate = Callable[[int, str, Tensor], None]
 """Called with (section, parameter name, one micro-batch's gradient)."""
@@ -81,8 +80,7 @@ class RangeRuntime:
         self._training = training
         self._seed = seed
         self.device = torch.device(device)
-        self.optimizer_on_host = False
-        """Of the sections to come as well; see `place_optimizers`."""
+        self.optimizer_on_host = False  # of the sections to come as well; see `place_optimizers`
         self._kept: dict[tuple[int, int], _Kept] = {}
 
     def host(self, index: int, *, initialise: bool = True) -> SectionRuntime:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch import Tensor
+from torch.optim import AdamW
 
 from ...model.errors import UserCodeError
 from ...model.partition.partition import CutTensor, Sections
@@ -59,7 +59,7 @@ def kernels_hash(
 ) -> str:
     """Like `bits_hash`, but independent of the job's seed, data, schedule and optimizer: the values of
     `batch` are synthetic, and the update is AdamW's."""
-    plain = replace(training, optimizer=_adamw, schedule=None)
+    plain = replace(training, optimizer=lambda named: AdamW(named, lr=1e-3), schedule=None)
     made_up = {name: _made_up(name, tensor.shape, tensor.dtype, _SEED) for name, tensor in batch.items()}
     return bits_hash(chain, plain, made_up, _SEED, device)
 
@@ -130,10 +130,6 @@ def _inputs(chain: Sections, index: int) -> list[CutTensor]:
 
 def _filled(value: CutTensor, seed: int) -> Tensor:
     return _made_up(value.name, value.shape, value.torch_dtype, seed)
-
-
-def _adamw(named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    return AdamW(named, lr=1e-3)
 
 
 def _made_up(name: str, shape: Sequence[int], dtype: torch.dtype, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...checkpoint import open_store
-from ...protocol.messages import At, CheckpointRef, JobSettings, Miscount, Phase, Recipe, StepMetrics
+from ...protocol.messages import At, JobSettings, Miscount, Phase, Recipe, StepMetrics
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
@@ -62,15 +62,6 @@ def run_generation(
         recipe.model_dump(mode="json"),
     )
 
-    def on_published(checkpoint: CheckpointRef) -> None:
-        control.report(published=checkpoint)
-
-    def on_rendezvous_lost(error: Exception) -> None:
-        session.interrupt.trip(PeersLost([0], error))
-
-    def on_fenced() -> None:
-        control.report(fenced=session.number)
-
     board = session.courier.call(session.board, [0])
     saver = Saver(
         target,
@@ -78,11 +69,11 @@ def run_generation(
         session.plan.num_workers,
         board,
         model.slot,
-        on_published,
-        on_rendezvous_lost,
-        on_trouble,
-        on_fenced,
-        session.progress,
+        on_published=lambda checkpoint: control.report(published=checkpoint),
+        on_rendezvous_lost=lambda error: session.interrupt.trip(PeersLost([0], error)),
+        on_trouble=on_trouble,
+        on_fenced=lambda: control.report(fenced=session.number),
+        progress=session.progress,
     )
 
     def on_miscount(step: int, attempt: int) -> None:

@@ -30,8 +30,7 @@ class Reading:
 class Source:
     """Where notices come from; this one has none."""
 
-    period_s = 3600.0
-    """Seconds between two readings."""
+    period_s = 3600.0  # seconds between two readings
 
     async def read(self) -> Reading:
         """Read the source. Raises `Unanswered`. Bounded in time, and never blocks the event loop."""
