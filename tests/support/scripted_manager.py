@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import io
 import json
@@ -11,6 +12,7 @@ import sys
 import tarfile
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,29 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         assert after <= before
 
     return run
+
+
+def plays(
+    mode: str = "plain", **boot: Any
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Make a test of a scenario, which takes `manager` and `agent`, and fixtures, by name; see `play`."""
+
+    def test_of(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        names = signature(scenario).parameters.keys()
+
+        def test(play: Callable[..., None], **fixtures: Any) -> None:
+            async def run(manager: Manager, agent: asyncio.Task[None]) -> None:
+                own = {"manager": manager, "agent": agent}
+                await scenario(**{name: own[name] for name in names & own}, **fixtures)
+
+            play(run, mode, **boot)
+
+        functools.update_wrapper(test, scenario)
+        wanted = ["play", *(name for name in names if name not in ("manager", "agent"))]
+        test.__signature__ = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in wanted])  # pyright: ignore[reportFunctionMemberAccess]
+        return test
+
+    return test_of
 
 
 async def ends(agent: asyncio.Task[None]) -> None:

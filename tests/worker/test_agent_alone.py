@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from makara.protocol.messages import (
 )
 from makara.worker.agent.connection import ManagerConnection
 from makara.worker.agent.reports import as_beat, deaths_backlog, encode, metrics_backlog
-from scripted_manager import TIMEOUT_S, Manager, ends, play, response
+from scripted_manager import TIMEOUT_S, Manager, ends, play, plays, response
 
 __all__ = ["play"]  # the fixture
 
@@ -61,203 +60,175 @@ async def trains_on(manager: Manager) -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 502])
-def test_a_proxys_answer_is_no_refusal(play: Callable[..., None], status: int) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        manager.answer = response(HTTPStatus(status), b"404 page not found\n")
-        shown = len(manager.tokens)
-        await manager.drop()
-        await manager.until(lambda: len(manager.tokens) >= shown + 3)
-        await trains_on(manager)
-
-    play(scenario)
+@plays()
+async def test_a_proxys_answer_is_no_refusal(manager: Manager, status: int) -> None:
+    await running(manager)
+    manager.answer = response(HTTPStatus(status), b"404 page not found\n")
+    shown = len(manager.tokens)
+    await manager.drop()
+    await manager.until(lambda: len(manager.tokens) >= shown + 3)
+    await trains_on(manager)
 
 
-def test_a_refusal_of_another_manager_is_none(play: Callable[..., None]) -> None:
+@plays()
+async def test_a_refusal_of_another_manager_is_none(manager: Manager) -> None:
     """Somebody started a manager with a home of its own at the address that the VM knows."""
 
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        manager.refuse("manager-2")
-        shown = len(manager.tokens)
-        await manager.drop()
-        await manager.until(lambda: len(manager.tokens) >= shown + 2)
-        await trains_on(manager)
-
-    play(scenario)
+    await running(manager)
+    manager.refuse("manager-2")
+    shown = len(manager.tokens)
+    await manager.drop()
+    await manager.until(lambda: len(manager.tokens) >= shown + 2)
+    await trains_on(manager)
 
 
-def test_a_vm_that_its_manager_refuses_saves_and_ends(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await running(manager)
-        manager.refuse()
-        await manager.drop()
-        await ends(agent)
-        assert (manager.folder / "held").exists()
-
-    play(scenario)
+@plays()
+async def test_a_vm_that_its_manager_refuses_saves_and_ends(manager: Manager, agent: Agent) -> None:
+    await running(manager)
+    manager.refuse()
+    await manager.drop()
+    await ends(agent)
+    assert (manager.folder / "held").exists()
 
 
-def test_a_vm_that_was_never_let_in_ends_when_it_is_refused(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        manager.refuse("whichever")
-        await ends(agent)
-        assert manager.connection is None
-
-    play(scenario)
+@plays()
+async def test_a_vm_that_was_never_let_in_ends_when_it_is_refused(manager: Manager, agent: Agent) -> None:
+    manager.refuse("whichever")
+    await ends(agent)
+    assert manager.connection is None
 
 
-def test_a_close_by_whoever_it_is_does_not_end_the_vm(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        for code in (1008, 4001, 4002, 4003):
-            await manager.until(lambda: manager.connection is not None)
-            connection, manager.connection = manager.connection, None
-            assert connection is not None
-            await connection.close(code, "refused")
-        await trains_on(manager)
-
-    play(scenario)
+@plays()
+async def test_a_close_by_whoever_it_is_does_not_end_the_vm(manager: Manager) -> None:
+    await running(manager)
+    for code in (1008, 4001, 4002, 4003):
+        await manager.until(lambda: manager.connection is not None)
+        connection, manager.connection = manager.connection, None
+        assert connection is not None
+        await connection.close(code, "refused")
+    await trains_on(manager)
 
 
-def test_a_proxys_answer_instead_of_code_or_secrets_is_asked_for_again(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        page = response(HTTPStatus.OK, b"<html>back soon</html>")
-        manager.job_answers = [response(HTTPStatus.FORBIDDEN, b""), page]
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
-        assert manager.job_answers == []
-
-    play(scenario)
+@plays()
+async def test_a_proxys_answer_instead_of_code_or_secrets_is_asked_for_again(manager: Manager) -> None:
+    page = response(HTTPStatus.OK, b"<html>back soon</html>")
+    manager.job_answers = [response(HTTPStatus.FORBIDDEN, b""), page]
+    await manager.order("train")
+    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    assert manager.job_answers == []
 
 
 # ---- the manager away --------------------------------------------------------------------------------------
 
 
-def test_a_manager_that_only_answers_errors_is_not_seen(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await running(manager)
-        await manager.order("train", orphan_timeout_s=1.0)
-        manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
-        await manager.drop()
-        await ends(agent)
-        assert (manager.folder / "held").exists()
-
-    play(scenario)
+@plays()
+async def test_a_manager_that_only_answers_errors_is_not_seen(manager: Manager, agent: Agent) -> None:
+    await running(manager)
+    await manager.order("train", orphan_timeout_s=1.0)
+    manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
+    await manager.drop()
+    await ends(agent)
+    assert (manager.folder / "held").exists()
 
 
-def test_an_orphan_whose_manager_returns_while_it_saves_goes_on(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        await manager.order("train", orphan_timeout_s=0.5)
-        await manager.close()
-        await manager.until_file("held")
-        await manager.open()
-        version = await manager.order("train")  # at once also in what the trainer is told
-        found = await manager.worker(lambda worker: worker.step == version)
-        assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
-
-    play(scenario, mode="saves long")
+@plays(mode="saves long")
+async def test_an_orphan_whose_manager_returns_while_it_saves_goes_on(manager: Manager) -> None:
+    await running(manager)
+    await manager.order("train", orphan_timeout_s=0.5)
+    await manager.close()
+    await manager.until_file("held")
+    await manager.open()
+    version = await manager.order("train")  # at once also in what the trainer is told
+    found = await manager.worker(lambda worker: worker.step == version)
+    assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
 
 
 # ---- versions ----------------------------------------------------------------------------------------------
 
 
-def test_what_a_newer_manager_adds_is_passed_over(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        await manager.send_text('{"type": "weather", "sunny": true}')
-        added = {**json.loads(manager.sent), "version": 7, "colour": "red"}
-        added["job"] = {**added["job"], "flavour": {"sweet": 1}}
-        await manager.send_text(json.dumps(added))
-        found = await manager.worker(lambda worker: worker.step == 7)
-        assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
-        assert len(manager.tokens) == 1  # on the same connection
-
-    play(scenario)
+@plays()
+async def test_what_a_newer_manager_adds_is_passed_over(manager: Manager) -> None:
+    await running(manager)
+    await manager.send_text('{"type": "weather", "sunny": true}')
+    added = {**json.loads(manager.sent), "version": 7, "colour": "red"}
+    added["job"] = {**added["job"], "flavour": {"sweet": 1}}
+    await manager.send_text(json.dumps(added))
+    found = await manager.worker(lambda worker: worker.step == 7)
+    assert (found.phase, found.incarnation) == (Phase.RUNNING, 1)
+    assert len(manager.tokens) == 1  # on the same connection
 
 
 @pytest.mark.parametrize("frame", ["", "[]", '{"type": "orders"}', '{"type": "orders", "version": "x"}'])
-def test_a_frame_that_cannot_be_read_costs_a_connection_and_no_vm(
-    play: Callable[..., None], frame: str
+@plays()
+async def test_a_frame_that_cannot_be_read_costs_a_connection_and_no_vm(manager: Manager, frame: str) -> None:
+    await running(manager)
+    connection = manager.connection
+    await manager.send_text(frame)
+    await manager.until(lambda: manager.connection not in (None, connection))
+    await trains_on(manager)
+
+
+@plays()
+async def test_a_vm_that_does_not_understand_its_manager_saves_holds_and_says_so(
+    manager: Manager, agent: Agent
 ) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        connection = manager.connection
-        await manager.send_text(frame)
-        await manager.until(lambda: manager.connection not in (None, connection))
-        await trains_on(manager)
-
-    play(scenario)
-
-
-def test_a_vm_that_does_not_understand_its_manager_saves_holds_and_says_so(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await running(manager)
-        manager.protocol = PROTOCOL + 1
-        await manager.drop()
-        held = await manager.worker(lambda worker: worker.phase is Phase.HELD)
-        assert held.incarnation == 1
-        assert manager.reports[-1].protocol == PROTOCOL
-        assert manager.reports[-1].makara
-        await manager.send_text('{"type": "orders", "version": 99, "action": "shutdown"}')  # of that protocol
-        manager.protocol = PROTOCOL  # the older manager is back
-        await manager.drop()
-        version = await manager.order("train")
-        await manager.worker(lambda worker: worker.step == version and worker.phase is Phase.RUNNING)
-        assert not agent.done()
-
-    play(scenario)
+    await running(manager)
+    manager.protocol = PROTOCOL + 1
+    await manager.drop()
+    held = await manager.worker(lambda worker: worker.phase is Phase.HELD)
+    assert held.incarnation == 1
+    assert manager.reports[-1].protocol == PROTOCOL
+    assert manager.reports[-1].makara
+    await manager.send_text('{"type": "orders", "version": 99, "action": "shutdown"}')  # of that protocol
+    manager.protocol = PROTOCOL  # the older manager is back
+    await manager.drop()
+    version = await manager.order("train")
+    await manager.worker(lambda worker: worker.step == version and worker.phase is Phase.RUNNING)
+    assert not agent.done()
 
 
-def test_orders_that_the_agent_does_not_know_have_it_save_hold_and_say_so(play: Callable[..., None]) -> None:
+@plays()
+async def test_orders_that_the_agent_does_not_know_have_it_save_hold_and_say_so(manager: Manager) -> None:
     """Found: they were malformed; the agent stepped on, deaf, until it was an orphan."""
 
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        await manager.send_text(json.dumps({**json.loads(manager.sent), "version": 7, "action": "levitate"}))
-        held = await manager.report(lambda report: report.workers[0].phase is Phase.HELD)
-        assert held.workers[0].incarnation == 1
-        assert (held.holding or "").endswith(
-            "action: Input should be 'idle', 'profile', 'train' or 'shutdown'"
-        )
-        (manager.folder / "held").unlink()
-        await manager.order("train", version=8)
-        found = await manager.report(lambda report: report.workers[0].step == 8)
-        assert (found.workers[0].phase, found.workers[0].incarnation) == (Phase.RUNNING, 1)
-        await manager.report(lambda report: report.sequence >= found.sequence and report.holding is None)
-        assert len(manager.tokens) == 1  # on the same connection
-        assert not (manager.folder / "held").exists()
-
-    play(scenario)
+    await running(manager)
+    await manager.send_text(json.dumps({**json.loads(manager.sent), "version": 7, "action": "levitate"}))
+    held = await manager.report(lambda report: report.workers[0].phase is Phase.HELD)
+    assert held.workers[0].incarnation == 1
+    assert (held.holding or "").endswith("action: Input should be 'idle', 'profile', 'train' or 'shutdown'")
+    (manager.folder / "held").unlink()
+    await manager.order("train", version=8)
+    found = await manager.report(lambda report: report.workers[0].step == 8)
+    assert (found.workers[0].phase, found.workers[0].incarnation) == (Phase.RUNNING, 1)
+    await manager.report(lambda report: report.sequence >= found.sequence and report.holding is None)
+    assert len(manager.tokens) == 1  # on the same connection
+    assert not (manager.folder / "held").exists()
 
 
-def test_a_vm_waits_for_orders_that_it_knows_no_longer_than_an_orphan(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await running(manager)
-        await manager.order("train", orphan_timeout_s=1.0)
-        await manager.send_text(json.dumps({**json.loads(manager.sent), "version": 7, "action": "levitate"}))
-        acknowledging = asyncio.create_task(manager.acknowledge_all())  # it is there, and that is not enough
-        await ends(agent)
-        acknowledging.cancel()
-        assert (manager.folder / "held").exists()
+@plays()
+async def test_a_vm_waits_for_orders_that_it_knows_no_longer_than_an_orphan(
+    manager: Manager, agent: Agent
+) -> None:
+    await running(manager)
+    await manager.order("train", orphan_timeout_s=1.0)
+    await manager.send_text(json.dumps({**json.loads(manager.sent), "version": 7, "action": "levitate"}))
+    acknowledging = asyncio.create_task(manager.acknowledge_all())  # it is there, and that is not enough
+    await ends(agent)
+    acknowledging.cancel()
+    assert (manager.folder / "held").exists()
 
-    play(scenario)
 
-
-def test_a_trainer_of_a_newer_version_is_not_ended_for_what_it_tells(play: Callable[..., None]) -> None:
+@plays(mode="newer")
+async def test_a_trainer_of_a_newer_version_is_not_ended_for_what_it_tells(manager: Manager) -> None:
     """Found: trainers are started from the disk, and the agent before an upgrade killed each of them."""
 
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        version = await manager.order("train")
-        found = await manager.report(lambda report: report.workers[0].step == version)
-        assert (found.workers[0].phase, found.workers[0].incarnation) == (Phase.OTHER, 1)
-        manager.heartbeat_s = 0.05
-        await manager.drop()
-        await manager.report(lambda report: report.progress[0].at is At.OTHER)
-        assert manager.reports[-1].workers[0].incarnation == 1
-
-    play(scenario, mode="newer")
+    version = await manager.order("train")
+    found = await manager.report(lambda report: report.workers[0].step == version)
+    assert (found.workers[0].phase, found.workers[0].incarnation) == (Phase.OTHER, 1)
+    manager.heartbeat_s = 0.05
+    await manager.drop()
+    await manager.report(lambda report: report.progress[0].at is At.OTHER)
+    assert manager.reports[-1].workers[0].incarnation == 1
 
 
 def a_report() -> Report:
@@ -368,32 +339,28 @@ def pid_of_trainer() -> int:
     return pid
 
 
-def test_deaths_that_no_manager_saw_are_told_when_it_is_back(play: Callable[..., None]) -> None:
+@plays(mode="diary")
+async def test_deaths_that_no_manager_saw_are_told_when_it_is_back(manager: Manager) -> None:
     """The next incarnations report long before."""
 
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        await running(manager)
-        manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
-        await manager.drop()
-        for incarnation in (1, 2):
-            (manager.folder / "began").unlink(missing_ok=True)
-            os.kill(pid_of_trainer(), signal.SIGKILL)
-            await manager.until_file("began")
-            assert int((manager.folder / "began").read_text()) == incarnation + 1
-        manager.answer = None
-        told = await manager.report(lambda report: len(report.deaths) == 2)
-        assert [(dead.worker, dead.incarnation) for dead in told.deaths] == [("v1.0", 1), ("v1.0", 2)]
-        assert all(
-            dead.failure and dead.failure.message.startswith("ended by SIGKILL") for dead in told.deaths
-        )
-        await manager.drop()
-        again = await manager.report(lambda report: report.sequence > told.sequence)
-        assert again.deaths == told.deaths  # it was not acknowledged
-        await manager.send(ReportAck(sequence=again.sequence))
-        await manager.order("train")
-        await manager.report(lambda report: report.sequence > again.sequence and not report.deaths)
-
-    play(scenario, mode="diary")
+    await running(manager)
+    manager.answer = response(HTTPStatus.BAD_GATEWAY, b"")
+    await manager.drop()
+    for incarnation in (1, 2):
+        (manager.folder / "began").unlink(missing_ok=True)
+        os.kill(pid_of_trainer(), signal.SIGKILL)
+        await manager.until_file("began")
+        assert int((manager.folder / "began").read_text()) == incarnation + 1
+    manager.answer = None
+    told = await manager.report(lambda report: len(report.deaths) == 2)
+    assert [(dead.worker, dead.incarnation) for dead in told.deaths] == [("v1.0", 1), ("v1.0", 2)]
+    assert all(dead.failure and dead.failure.message.startswith("ended by SIGKILL") for dead in told.deaths)
+    await manager.drop()
+    again = await manager.report(lambda report: report.sequence > told.sequence)
+    assert again.deaths == told.deaths  # it was not acknowledged
+    await manager.send(ReportAck(sequence=again.sequence))
+    await manager.order("train")
+    await manager.report(lambda report: report.sequence > again.sequence and not report.deaths)
 
 
 def test_the_oldest_deaths_of_too_many_are_forgotten() -> None:
@@ -484,27 +451,25 @@ def test_metrics_that_had_no_room_go_into_a_later_report() -> None:
     assert [metrics.step for metrics in backlog.take(2, 1 << 17)] == [4, 5, 6, 7, 8, 9]
 
 
-def test_reports_fit_what_the_manager_takes(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, _agent: Agent) -> None:
-        acknowledging = asyncio.create_task(manager.acknowledge_all())
-        manager.max_report_bytes = 1 << 17
-        await manager.drop()
-        version = await manager.order("train")
-        wanted = {version + n * 1000 for n in range(3000)}
-        await manager.until(lambda: wanted <= {m.step for r in manager.reports for m in r.metrics})
-        acknowledging.cancel()
-        assert max(manager.sizes) <= 1 << 17
-
-    play(scenario, mode="talkative")
+@plays(mode="talkative")
+async def test_reports_fit_what_the_manager_takes(manager: Manager) -> None:
+    acknowledging = asyncio.create_task(manager.acknowledge_all())
+    manager.max_report_bytes = 1 << 17
+    await manager.drop()
+    version = await manager.order("train")
+    wanted = {version + n * 1000 for n in range(3000)}
+    await manager.until(lambda: wanted <= {m.step for r in manager.reports for m in r.metrics})
+    acknowledging.cancel()
+    assert max(manager.sizes) <= 1 << 17
 
 
-def test_a_worker_whose_report_fits_nowhere_fails_with_the_reason(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        dead = await manager.worker(lambda worker: worker.failure is not None)
-        assert dead.failure is not None
-        assert "the manager takes" in dead.failure.message
-        assert not agent.done()
-        await manager.worker(lambda worker: worker.incarnation == 2)
-
-    play(scenario, mode="huge")
+@plays(mode="huge")
+async def test_a_worker_whose_report_fits_nowhere_fails_with_the_reason(
+    manager: Manager, agent: Agent
+) -> None:
+    await manager.order("train")
+    dead = await manager.worker(lambda worker: worker.failure is not None)
+    assert dead.failure is not None
+    assert "the manager takes" in dead.failure.message
+    assert not agent.done()
+    await manager.worker(lambda worker: worker.incarnation == 2)

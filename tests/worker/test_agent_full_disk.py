@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from makara.protocol.messages import Credential, Phase
 from makara.worker.agent.logs import bound
-from scripted_manager import TIMEOUT_S, Manager, play
+from scripted_manager import TIMEOUT_S, Manager, play, plays
 
 __all__ = ["play"]  # the fixture
 
@@ -40,38 +39,36 @@ def test_a_log_whose_end_cannot_be_moved_away_is_emptied_all_the_same(tmp_path: 
     assert path.stat().st_size == 0
 
 
-def test_a_full_disk_when_a_log_is_too_long_ends_nothing(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: asyncio.Task[None]) -> None:
-        await running(manager)
-        path = manager.folder / "v1.0.log"
-        (manager.folder / "v1.0.log.1").symlink_to(FULL)
-        await manager.order("train", log_bytes=10)
-        with path.open("ab") as log:
-            log.write(b"x" * 100)
-        async with asyncio.timeout(TIMEOUT_S):
-            while path.stat().st_size > 10 and not agent.done():  # noqa: ASYNC110  (the agent looks now and then)
-                await asyncio.sleep(0.01)
-        assert not agent.done()
-        await trains_on(manager)
-
-    play(scenario)
-
-
-def test_a_token_that_cannot_be_written_is_shown_all_the_same_and_written_later(
-    play: Callable[..., None],
+@plays()
+async def test_a_full_disk_when_a_log_is_too_long_ends_nothing(
+    manager: Manager, agent: asyncio.Task[None]
 ) -> None:
-    async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
-        await running(manager)
-        (manager.folder / "worker.new").symlink_to(FULL)
-        await manager.send(Credential(token="second", valid_for_s=60.0))
-        await trains_on(manager)
-        assert not (manager.folder / "worker.token").exists()
-        (manager.folder / "worker.new").unlink()  # there is space again
-        await manager.drop()
-        await manager.until(lambda: len(manager.tokens) == 2)
-        assert manager.tokens[-1] == "second"
-        await manager.order("train")
-        await manager.until_file("worker.token")
-        assert (manager.folder / "worker.token").read_text() == "second"
+    await running(manager)
+    path = manager.folder / "v1.0.log"
+    (manager.folder / "v1.0.log.1").symlink_to(FULL)
+    await manager.order("train", log_bytes=10)
+    with path.open("ab") as log:
+        log.write(b"x" * 100)
+    async with asyncio.timeout(TIMEOUT_S):
+        while path.stat().st_size > 10 and not agent.done():  # noqa: ASYNC110  (the agent looks now and then)
+            await asyncio.sleep(0.01)
+    assert not agent.done()
+    await trains_on(manager)
 
-    play(scenario)
+
+@plays()
+async def test_a_token_that_cannot_be_written_is_shown_all_the_same_and_written_later(
+    manager: Manager,
+) -> None:
+    await running(manager)
+    (manager.folder / "worker.new").symlink_to(FULL)
+    await manager.send(Credential(token="second", valid_for_s=60.0))
+    await trains_on(manager)
+    assert not (manager.folder / "worker.token").exists()
+    (manager.folder / "worker.new").unlink()  # there is space again
+    await manager.drop()
+    await manager.until(lambda: len(manager.tokens) == 2)
+    assert manager.tokens[-1] == "second"
+    await manager.order("train")
+    await manager.until_file("worker.token")
+    assert (manager.folder / "worker.token").read_text() == "second"

@@ -11,7 +11,7 @@ from threading import Timer
 
 import pytest
 from makara.protocol.messages import Phase
-from scripted_manager import TIMEOUT_S, Manager, play
+from scripted_manager import TIMEOUT_S, Manager, play, plays
 
 __all__ = ["play"]  # the fixture
 
@@ -27,21 +27,19 @@ async def trains_on(manager: Manager) -> None:
 
 
 @pytest.mark.parametrize("action", ["train", "idle"])
-def test_an_agent_that_stood_still_for_longer_than_an_orphan_may_goes_on(
-    play: Callable[..., None], action: str
+@plays()
+async def test_an_agent_that_stood_still_for_longer_than_an_orphan_may_goes_on(
+    manager: Manager, agent: Agent, action: str
 ) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        manager.heartbeat_s = 0.1
-        await manager.drop()
-        version = await manager.order(action, orphan_timeout_s=3.0)
-        await manager.worker(lambda worker: worker.step == version)
-        time.sleep(4.0)  # noqa: ASYNC251  (the agent runs in this process)
-        told = len(manager.reports)
-        await manager.until(lambda: len(manager.reports) > told + 5)
-        await trains_on(manager)
-        assert not agent.done()
-
-    play(scenario)
+    manager.heartbeat_s = 0.1
+    await manager.drop()
+    version = await manager.order(action, orphan_timeout_s=3.0)
+    await manager.worker(lambda worker: worker.step == version)
+    time.sleep(4.0)  # noqa: ASYNC251  (the agent runs in this process)
+    told = len(manager.reports)
+    await manager.until(lambda: len(manager.reports) > told + 5)
+    await trains_on(manager)
+    assert not agent.done()
 
 
 def test_a_disk_that_hangs_while_a_log_is_bounded_costs_no_trainer(play: Callable[..., None]) -> None:

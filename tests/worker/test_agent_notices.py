@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from makara.protocol.messages import NoticeSource, Phase
 from metadata import AwsMetadata, AzureMetadata, serving
-from scripted_manager import TIMEOUT_S, Manager, ends, play
+from scripted_manager import TIMEOUT_S, Manager, ends, play, plays
 
 __all__ = ["play"]  # the fixture
 
@@ -57,14 +57,12 @@ def test_a_rebalance_recommendation_is_reported_as_a_risk(play: Callable[..., No
         play(scenario, notices=NoticeSource(kind="aws", metadata_url=service.url))
 
 
-def test_a_cloud_that_cannot_be_asked_disturbs_nothing(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
-        assert not any(report.notices_known for report in manager.reports)
-        assert not agent.done()
-
-    play(scenario, notices=NoticeSource(kind="azure", metadata_url="http://127.0.0.1:1"))
+@plays(notices=NoticeSource(kind="azure", metadata_url="http://127.0.0.1:1"))
+async def test_a_cloud_that_cannot_be_asked_disturbs_nothing(manager: Manager, agent: Agent) -> None:
+    await manager.order("train")
+    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    assert not any(report.notices_known for report in manager.reports)
+    assert not agent.done()
 
 
 def test_an_eviction_is_acknowledged_once_the_trainers_have_handed_over(play: Callable[..., None]) -> None:
@@ -100,35 +98,33 @@ def test_an_eviction_is_acknowledged_when_the_manager_releases_the_vm(play: Call
         play(scenario, notices=NoticeSource(kind="azure", metadata_url=service.url))
 
 
-def test_sigterm_is_a_notice_where_the_boot_file_says_so(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
-        os.kill(os.getpid(), signal.SIGTERM)
-        noticed = await manager.report(lambda report: report.notice == "SIGTERM")
-        assert noticed.notice_deadline_s is not None
-        assert not agent.done()
-        await manager.order("shutdown")
-        await ends(agent)
-
-    play(scenario, notices=NoticeSource(kind="none", sigterm_s=3600.0))
+@plays(notices=NoticeSource(kind="none", sigterm_s=3600.0))
+async def test_sigterm_is_a_notice_where_the_boot_file_says_so(manager: Manager, agent: Agent) -> None:
+    await manager.order("train")
+    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    os.kill(os.getpid(), signal.SIGTERM)
+    noticed = await manager.report(lambda report: report.notice == "SIGTERM")
+    assert noticed.notice_deadline_s is not None
+    assert not agent.done()
+    await manager.order("shutdown")
+    await ends(agent)
 
 
-def test_a_vm_that_nobody_releases_ends_when_its_sigterm_runs_out(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        os.kill(os.getpid(), signal.SIGTERM)
-        await ends(agent)
+@plays(notices=NoticeSource(kind="none", sigterm_s=0.3))
+async def test_a_vm_that_nobody_releases_ends_when_its_sigterm_runs_out(
+    manager: Manager, agent: Agent
+) -> None:
+    await manager.order("train")
+    os.kill(os.getpid(), signal.SIGTERM)
+    await ends(agent)
 
-    play(scenario, notices=NoticeSource(kind="none", sigterm_s=0.3))
 
-
-def test_sigterm_ends_an_agent_at_once_where_the_boot_file_does_not(play: Callable[..., None]) -> None:
-    async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await ends(agent)
-        assert not any(report.notice for report in manager.reports)
-
-    play(scenario)
+@plays()
+async def test_sigterm_ends_an_agent_at_once_where_the_boot_file_does_not(
+    manager: Manager, agent: Agent
+) -> None:
+    await manager.order("train")
+    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await ends(agent)
+    assert not any(report.notice for report in manager.reports)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,35 +12,33 @@ from makara.manager.core.facts import EndReason, GenerationClosed, VmEnded, Work
 from makara.protocol.messages import INCARNATIONS, DeviceInfo, Failure, Phase, Report, WorkerReport
 from makara.worker.agent.agent import Agent
 from makara.worker.agent.starts import REPORTS, count_start, last_of
-from scripted_manager import Manager, ends, play
+from scripted_manager import Manager, ends, play, plays
 
 __all__ = ["play"]  # the fixture
 
 
-def test_its_reports_and_trainers_are_numbered_above_those_before_and_the_deaths_are_told(
-    play: Callable[..., None],
+@plays()
+async def test_its_reports_and_trainers_are_numbered_above_those_before_and_the_deaths_are_told(
+    manager: Manager, agent: asyncio.Task[None]
 ) -> None:
-    async def scenario(manager: Manager, agent: asyncio.Task[None]) -> None:
-        await manager.order("train")
-        before = await manager.report(lambda report: report.workers[0].phase is Phase.RUNNING)
-        assert (before.workers[0].incarnation, before.deaths) == (1, [])
-        agent.cancel()
-        await asyncio.gather(agent, return_exceptions=True)
-        await manager.until(lambda: manager.connection is None)  # nothing of it is still on its way
-        newest = manager.reports[-1].sequence
-        manager.reports.clear()
-        again = asyncio.create_task(Agent(manager.boot()).run())
-        first = await manager.report(lambda _: True)
-        assert first.sequence > newest
-        assert [(death.worker, death.phase) for death in first.deaths] == [("v1.0", Phase.EXITED)]
-        assert before.workers[0].incarnation < first.deaths[0].incarnation < first.workers[0].incarnation
-        await manager.order("train")
-        running = await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
-        assert running.incarnation == INCARNATIONS + 1
-        await manager.order("shutdown")
-        await ends(again)
-
-    play(scenario)
+    await manager.order("train")
+    before = await manager.report(lambda report: report.workers[0].phase is Phase.RUNNING)
+    assert (before.workers[0].incarnation, before.deaths) == (1, [])
+    agent.cancel()
+    await asyncio.gather(agent, return_exceptions=True)
+    await manager.until(lambda: manager.connection is None)  # nothing of it is still on its way
+    newest = manager.reports[-1].sequence
+    manager.reports.clear()
+    again = asyncio.create_task(Agent(manager.boot()).run())
+    first = await manager.report(lambda _: True)
+    assert first.sequence > newest
+    assert [(death.worker, death.phase) for death in first.deaths] == [("v1.0", Phase.EXITED)]
+    assert before.workers[0].incarnation < first.deaths[0].incarnation < first.workers[0].incarnation
+    await manager.order("train")
+    running = await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    assert running.incarnation == INCARNATIONS + 1
+    await manager.order("shutdown")
+    await ends(again)
 
 
 def test_the_job_goes_on_with_it(tmp_path: Path) -> None:
