@@ -26,6 +26,7 @@ from makara.protocol.messages import (
     JobSettings,
     Message,
     Orders,
+    Phase,
     Refusal,
     Report,
     ReportAck,
@@ -271,6 +272,12 @@ def plays(
         return test
 
     return test_of
+
+
+async def running(manager: Manager) -> None:
+    """Have the VM train, and wait until it does."""
+    await manager.order("train")
+    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
 
 
 async def ends(agent: asyncio.Task[None]) -> None:

@@ -20,7 +20,7 @@ from makara.protocol.messages import At, Credential, Phase, Progress, Report, Re
 from makara.worker.agent.backoff import Backoff
 from makara.worker.agent.reports import metrics_backlog
 from managers import archive
-from scripted_manager import TIMEOUT_S, Manager, ends, play, plays
+from scripted_manager import TIMEOUT_S, Manager, ends, play, plays, running
 
 __all__ = ["play"]  # the fixture
 
@@ -159,8 +159,7 @@ def test_stacks_are_shown_when_asked_for_until_the_manager_has_them(
     async def scenario(manager: Manager, _agent: asyncio.Task[None]) -> None:
         await manager.order()
         await manager.worker(lambda worker: worker.step == 1)
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await running(manager)
         assert not manager.reports[-1].stacks
         await manager.order("train", stacks=3)
         shown = await manager.report(lambda report: bool(report.stacks))
@@ -203,8 +202,7 @@ async def test_an_order_to_shut_down_ends_it(manager: Manager, agent: asyncio.Ta
 async def test_an_orphan_has_its_trainers_hold_before_it_ends(
     manager: Manager, agent: asyncio.Task[None]
 ) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     await manager.order("train", orphan_timeout_s=1.0)
     await manager.close()
     await ends(agent)

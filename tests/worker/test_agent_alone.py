@@ -33,17 +33,11 @@ from makara.protocol.messages import (
 )
 from makara.worker.agent.connection import ManagerConnection
 from makara.worker.agent.reports import as_beat, deaths_backlog, encode, metrics_backlog
-from scripted_manager import TIMEOUT_S, Manager, ends, play, plays, response
+from scripted_manager import TIMEOUT_S, Manager, ends, play, plays, response, running
 
 __all__ = ["play"]  # the fixture
 
 Agent = asyncio.Task[None]
-
-
-async def running(manager: Manager) -> None:
-    """The VM trains."""
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
 
 
 async def trains_on(manager: Manager) -> None:
@@ -113,8 +107,7 @@ async def test_a_close_by_whoever_it_is_does_not_end_the_vm(manager: Manager) ->
 async def test_a_proxys_answer_instead_of_code_or_secrets_is_asked_for_again(manager: Manager) -> None:
     page = response(HTTPStatus.OK, b"<html>back soon</html>")
     manager.job_answers = [response(HTTPStatus.FORBIDDEN, b""), page]
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     assert manager.job_answers == []
 
 

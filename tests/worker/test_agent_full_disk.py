@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 from makara.protocol.messages import Credential, Phase
 from makara.worker.agent.logs import bound
-from scripted_manager import TIMEOUT_S, Manager, play, plays
+from scripted_manager import TIMEOUT_S, Manager, play, plays, running
 
 __all__ = ["play"]  # the fixture
 
 FULL = Path("/dev/full")  # whatever is written there finds no space
 
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="only Linux has /dev/full")
-
-
-async def running(manager: Manager) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
 
 
 async def trains_on(manager: Manager) -> None:

@@ -7,9 +7,9 @@ import os
 import signal
 from collections.abc import Callable
 
-from makara.protocol.messages import NoticeSource, Phase
+from makara.protocol.messages import NoticeSource
 from metadata import AwsMetadata, AzureMetadata, serving
-from scripted_manager import TIMEOUT_S, Manager, ends, play, plays
+from scripted_manager import TIMEOUT_S, Manager, ends, play, plays, running
 
 __all__ = ["play"]  # the fixture
 
@@ -59,8 +59,7 @@ def test_a_rebalance_recommendation_is_reported_as_a_risk(play: Callable[..., No
 
 @plays(notices=NoticeSource(kind="azure", metadata_url="http://127.0.0.1:1"))
 async def test_a_cloud_that_cannot_be_asked_disturbs_nothing(manager: Manager, agent: Agent) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     assert not any(report.notices_known for report in manager.reports)
     assert not agent.done()
 
@@ -69,8 +68,7 @@ def test_an_eviction_is_acknowledged_once_the_trainers_have_handed_over(play: Ca
     service = AzureMetadata()
 
     async def scenario(manager: Manager, _agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await running(manager)
         service.announce("Preempt")
         await manager.report(lambda report: report.notice == "Preempt")
         asked = service.num_asked
@@ -100,8 +98,7 @@ def test_an_eviction_is_acknowledged_when_the_manager_releases_the_vm(play: Call
 
 @plays(notices=NoticeSource(kind="none", sigterm_s=3600.0))
 async def test_sigterm_is_a_notice_where_the_boot_file_says_so(manager: Manager, agent: Agent) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     os.kill(os.getpid(), signal.SIGTERM)
     noticed = await manager.report(lambda report: report.notice == "SIGTERM")
     assert noticed.notice_deadline_s is not None
@@ -123,8 +120,7 @@ async def test_a_vm_that_nobody_releases_ends_when_its_sigterm_runs_out(
 async def test_sigterm_ends_an_agent_at_once_where_the_boot_file_does_not(
     manager: Manager, agent: Agent
 ) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     os.kill(os.getpid(), signal.SIGTERM)
     await ends(agent)
     assert not any(report.notice for report in manager.reports)

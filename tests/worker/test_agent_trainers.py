@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 from makara.protocol.messages import Phase
-from scripted_manager import Manager, play, plays
+from scripted_manager import Manager, play, plays, running
 
 __all__ = ["play"]  # the fixture
 
@@ -36,8 +36,7 @@ async def test_a_trainer_that_tells_what_is_no_object_is_replaced(manager: Manag
 
 @plays()
 async def test_stacks_of_a_trainer_whose_log_was_removed_say_so(manager: Manager) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     (manager.folder / "v1.0.log").unlink()
     await manager.order("train", stacks=3)
     shown = await manager.report(lambda report: bool(report.stacks))
@@ -49,8 +48,7 @@ async def test_stacks_of_a_trainer_whose_log_was_removed_say_so(manager: Manager
 
 @plays(mode="crowded")
 async def test_stacks_show_the_main_thread_beside_any_number_of_others(manager: Manager) -> None:
-    await manager.order("train")
-    await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+    await running(manager)
     await manager.order("train", stacks=3)
     shown = await manager.report(lambda report: bool(report.stacks))
     assert "in main\n" in shown.stacks[0].text

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from http_answers import Answer
-from makara.protocol.messages import Phase, VmEnding
+from makara.protocol.messages import VmEnding
 from makara.worker.agent import ending as vm_ending
 from metadata import AzureMetadata, serving
-from scripted_manager import Manager, ends, play
+from scripted_manager import Manager, ends, play, running
 
 __all__ = ["play"]  # the fixture
 
@@ -46,8 +46,7 @@ def test_an_orphan_saves_and_then_powers_its_vm_off(
     done = power_off_shim(tmp_path, monkeypatch)
 
     async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await running(manager)
         await manager.order("train", orphan_timeout_s=0.5)
         await manager.close()
         await ends(agent)
@@ -91,8 +90,7 @@ def test_an_agent_that_a_person_ends_leaves_its_machine_on(
     done = power_off_shim(tmp_path, monkeypatch)
 
     async def scenario(manager: Manager, agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await running(manager)
         os.kill(os.getpid(), 15)
         await ends(agent)
         assert not done.exists()
@@ -108,8 +106,7 @@ def test_an_orphan_on_azure_deletes_itself_by_its_own_identity(play: Callable[..
     service = AzureMetadata()
 
     async def scenario(manager: Manager, _agent: Agent) -> None:
-        await manager.order("train")
-        await manager.worker(lambda worker: worker.phase is Phase.RUNNING)
+        await running(manager)
         await manager.order("train", orphan_timeout_s=0.5)
         await manager.close()
         await until(lambda: bool(service.deleted))

@@ -59,14 +59,12 @@ class Stager:
         self._stream.synchronize()
         return host
 
-    def to_device(self, host: Tensor, into: Tensor | None = None) -> Staged:
-        """Copy `host` to the device, into new memory or `into`."""
+    def to_device(self, host: Tensor) -> Staged:
+        """Copy `host` to the device; nothing is copied if it is there."""
         if not self._cuda:
-            if into is not None and into is not host:
-                into.copy_(host)
-            return Staged(host if into is None else into, None)
+            return Staged(host, None)
         with torch.cuda.stream(self._stream):
-            target = torch.empty_like(host, device=self._device) if into is None else into
+            target = torch.empty_like(host, device=self._device)
             target.copy_(host, non_blocking=True)
             return Staged(target, self._stream.record_event())
 

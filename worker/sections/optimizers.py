@@ -64,7 +64,8 @@ def _empty_groups_allowed() -> Generator[None]:
         params: Any = param_group["params"]
         if not isinstance(params, Tensor | set):
             params = param_group["params"] = list(params)
-            named = isinstance(params[0], tuple) if params else _has_names(self.param_groups)
+            names = any("param_names" in group for group in self.param_groups)
+            named = isinstance(params[0], tuple) if params else names
             empty = [group for group in self.param_groups if not group["params"]]
             for group in [*empty, *([] if params else [param_group])]:
                 if named:
@@ -78,10 +79,6 @@ def _empty_groups_allowed() -> Generator[None]:
         yield
     finally:
         Optimizer.add_param_group = original
-
-
-def _has_names(groups: Sequence[Mapping[str, Any]]) -> bool:
-    return any("param_names" in group for group in groups)
 
 
 class OwnSettings:
