@@ -105,13 +105,13 @@ class Formed(Message):
 
 
 class StepMetrics(Message):
-    """One committed step, reported by the first and the last rank."""
+    """One committed and applied step, reported by the first and the last rank."""
 
-    step: Count
+    step: Count  # number of steps committed, this one included
     generation: Count
     loss: float  # may be no number, or infinite: it is kept as it is
     grad_norm: float  # likewise
-    seconds: Seconds
+    seconds: Seconds  # from its beginning to its application, including interruptions
     samples: Count
     loss_scale: float | None = None  # fp16: what the step's loss was multiplied by
     skipped: bool = False  # fp16: its gradient overflowed and nothing was updated

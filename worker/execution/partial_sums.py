@@ -70,7 +70,7 @@ class PartialSums:
         device: torch.device | str = "cpu",
     ) -> None:
         self._sections = sections
-        self._num_micro_batches = num_micro_batches
+        self.num_micro_batches = num_micro_batches
         self._numerics: Literal["exact", "fast"] = numerics
         self._device = device
         self._updated_by = {name: one.index for one in sections.sections for name in one.updates}
@@ -78,7 +78,7 @@ class PartialSums:
     def new(self, bucket: Bucket, scales: Mapping[str, float]) -> PartialSum:
         """An empty sum of one bucket."""
         tensors = self._sections.traced.tensors
-        num = self._num_micro_batches
+        num = self.num_micro_batches
         made = PartialSum(
             new_sum(self._sections, bucket.names, num, self._numerics, self._device),
             RunningSum({name: tensors[name] for name in bucket.buffers}, num, self._device),
@@ -91,7 +91,7 @@ class PartialSums:
         """Bytes of a sum of the bucket, about."""
         tensors, width = self._sections.traced.tensors, 8 if self._numerics == "exact" else 4
         gradients = width * sum(tensors[name].numel() for name in bucket.names)
-        return gradients + running_bytes({n: tensors[n] for n in bucket.buffers}, self._num_micro_batches)
+        return gradients + running_bytes({n: tensors[n] for n in bucket.buffers}, self.num_micro_batches)
 
 
 def hash_of_scales(names: Sequence[str], scales: Mapping[str, float], loss_scale: float) -> str:

@@ -13,6 +13,7 @@ import torch
 from ...checkpoint.tensors import pack, unpack
 from ...model.partition.section_work import work_per_section
 from ...morphing.recovery import MemberState
+from ...protocol.messages import StepMetrics
 from ..sections.grad_check import total_norm
 from ..sections.grad_sums import clip_coefficient
 from ..sections.ranges import RangeRuntime
@@ -36,19 +37,6 @@ class Reduced:
     began: float  # by `time.monotonic`
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedStep:
-    """Results of an applied step, for reports."""
-
-    step: int  # number of steps committed, this one included
-    generation: int
-    loss: float
-    grad_norm: float
-    loss_scale: float | None  # with which the step was computed; None: none
-    skipped: bool  # the gradient overflowed, so nothing was updated
-    seconds: float  # from its beginning to its application, including interruptions
-
-
 class ModelState:
     """The sections that this trainer holds, all after the same number of committed steps.
 
@@ -64,10 +52,11 @@ class ModelState:
         self.branch = 0  # the generation of the newest commit that was applied
         self.agreed_in = 0  # the newest generation whose members agreed on this state
         self.record: CommitRecord | None = None
-        self.settled: AppliedStep | None = None  # the last step that this process applied
+        self.settled: StepMetrics | None = None  # the last step that this process applied
         self.reduced: Reduced | None = None
         self.saved_at: float | None = None  # monotonic time of the newest checkpoint that it took part in
         self._clip_grad_norm = clip_grad_norm
+        self._num_micro_batches = sums.num_micro_batches
 
     def standing(self) -> MemberState:
         """This member's state for the agreement of a forming generation."""
@@ -82,7 +71,7 @@ class ModelState:
             agreed_in=self.agreed_in,
         )
 
-    def apply(self, record: CommitRecord) -> AppliedStep:
+    def apply(self, record: CommitRecord) -> StepMetrics:
         """Apply the step that `record` commits, from the reduced gradients.
 
         Once begun it runs to its end: no other thread can interrupt it.
@@ -105,7 +94,7 @@ class ModelState:
         self.record = record
         self.reduced = None
         self.in_flight.end()
-        self.settled = AppliedStep(
+        self.settled = StepMetrics(
             step=self.applied,
             generation=record.generation,
             loss=reduced.loss,
@@ -113,6 +102,7 @@ class ModelState:
             loss_scale=None if before is None else before.scale,
             skipped=skipped,
             seconds=time.monotonic() - reduced.began,
+            samples=self._num_micro_batches * self.runtime.chain.traced.microbatch_size,
         )
         return self.settled
 

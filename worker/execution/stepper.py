@@ -17,7 +17,7 @@ from ...morphing.in_flight import StepId
 from ...pipeline.contributions import whole_tally
 from ...pipeline.plan import Plan, RestOfStep
 from ...pipeline.traffic import own_part
-from ...protocol.messages import At
+from ...protocol.messages import At, StepMetrics
 from ..sections.grad_check import is_usable
 from .blocking import Future
 from .buckets import Bucket
@@ -28,7 +28,7 @@ from .p2p_channels import P2PChannels, values_of
 from .prefetch import SOON_S, Prefetcher
 from .reduction import Expected, Reduction, StepTotals
 from .session import Session
-from .state import AppliedStep, ModelState, Reduced
+from .state import ModelState, Reduced
 
 log = logging.getLogger("makara.stepper")
 
@@ -47,7 +47,7 @@ CommitRequest = Callable[[], tuple[int, Flag]]
 @dataclass(frozen=True, slots=True)
 class StepResult:
     record: CommitRecord
-    settled: AppliedStep
+    settled: StepMetrics
     work: Work | None  # None if only the rest of the step was run: its operations are of other lengths
 
 

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ...checkpoint import open_store
-from ...protocol.messages import At, JobSettings, Miscount, Phase, Recipe, StepMetrics
+from ...protocol.messages import At, JobSettings, Miscount, Phase, Recipe
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
 from ..execution.session import Session
-from ..execution.state import AppliedStep
 from ..execution.stepper import Stepper, StepResult
 from ..recovery.joining import CheckpointLocation, join_generation
 from ..recovery.room import free_bytes
@@ -50,7 +49,7 @@ def run_generation(
     control.report(phase=Phase.RUNNING if session.trains else Phase.LEFT, formed=formed, step=formed.step)
     last = model.state.settled
     if last is not None and last.step == formed.step:
-        _publish_metrics(control, last, job)  # again, as the worker that reported it may have died
+        control.metrics(last)  # again, as the worker that reported it may have died
     if not session.trains:
         return Phase.LEFT
     target = CheckpointTarget(
@@ -194,19 +193,4 @@ class _Loop:
         self._control.report(**changes)
         # From both ends of the plan: a VM that dies while the manager is away takes its reports with it.
         if self._session.rank in (0, self._session.plan.num_workers - 1):
-            _publish_metrics(self._control, result.settled, self._job)
-
-
-def _publish_metrics(control: AgentPipe, settled: AppliedStep, job: JobSettings) -> None:
-    control.metrics(
-        StepMetrics(
-            step=settled.step,
-            generation=settled.generation,
-            loss=settled.loss,
-            grad_norm=settled.grad_norm,
-            loss_scale=settled.loss_scale,
-            skipped=settled.skipped,
-            seconds=settled.seconds,
-            samples=job.global_batch_size,
-        )
-    )
+            self._control.metrics(result.settled)
