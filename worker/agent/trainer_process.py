@@ -246,16 +246,14 @@ class TrainerProcess:
             message = f"ended by {_name_of(-status)}; {memory}"
             failure = Failure(kind="killed", message=message, exit_code=status)
         elif failure is None:
-            failure = Failure(kind="internal", message=self._last_words(status), exit_code=status)
+            message = f"exit status {status}; the end of its log:\n{tail(self._log, 2000)}"
+            failure = Failure(kind="internal", message=message, exit_code=status)
         self._report_death(failure)
 
     def _report_death(self, failure: Failure) -> None:
         self.report = self.report.model_copy(update={"phase": Phase.EXITED, "failure": failure})
         self._died(self.report)
         self._changed()
-
-    def _last_words(self, status: int) -> str:
-        return f"exit status {status}; the end of its log:\n{tail(self._log, 2000)}"
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class Reduction(Sink):
             self._losses = courier.start(partial(self._sum_losses, table))
         while self._losses is not None and len(self._totals) < len(self._own):
             bucket = self._own[len(self._totals)]
-            if not self._is_complete(bucket):
+            if any(self._backwards_left.get(section) for section in bucket.sections):
                 return
             if len(bucket.hosts) == 1:
                 self._totals.append(None)
@@ -171,9 +171,6 @@ class Reduction(Sink):
             own = self._in_flight.parcels.sums()[bucket.sections]
             run = partial(self._sum_bucket, bucket, own, self._losses, self._compute.moment())
             self._totals.append(courier.start(run))
-
-    def _is_complete(self, bucket: Bucket) -> bool:
-        return not any(self._backwards_left.get(section) for section in bucket.sections)
 
     def _sum_losses(self, table: Tensor) -> tuple[float, float, bool]:
         """(loss, total weight, whether each piece was contributed once). `table`: a row for each micro-batch:

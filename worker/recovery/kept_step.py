@@ -134,8 +134,7 @@ def keep_step(
         return None
     of = StepId(agreement.step, agreement.branch, step.attempt)
     current = [
-        one.losses if any(_is_of(of, parcel) for parcel in one.parcels) else dict[int, Piece]()
-        for one in shown
+        one.losses if any(parcel.of == of for parcel in one.parcels) else dict[int, Piece]() for one in shown
     ]
     losses = {
         micro_batch: (bringer, current[member][micro_batch])
@@ -162,10 +161,6 @@ def settle_step(session: Session, state: ModelState, kept: KeptStep | None) -> N
         state.loss_scale,
     )
     log.info("step %d goes on: %s", kept.of.step, kept.counts)
-
-
-def _is_of(of: StepId, parcel: Parcel) -> bool:
-    return (parcel.step, parcel.branch, parcel.attempt) == (of.step, of.branch, of.attempt)
 
 
 def _plain(path: Path) -> tuple[object, ...]:
