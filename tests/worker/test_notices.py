@@ -273,6 +273,15 @@ def watched(*, handed_over: bool = False) -> tuple[Scripted, NoticeWatcher, list
     return source, watcher, now, told
 
 
+RUNNER = asyncio.Runner()  # a watcher that is played twice belongs to one loop
+
+
+@pytest.fixture(autouse=True, scope="module")
+def runner() -> Iterator[None]:
+    with RUNNER:
+        yield
+
+
 def play(source: Scripted, watcher: NoticeWatcher, *said: Reading | None) -> None:
     async def run() -> None:
         running = asyncio.create_task(watcher.run())
@@ -282,7 +291,7 @@ def play(source: Scripted, watcher: NoticeWatcher, *said: Reading | None) -> Non
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    asyncio.run(run())
+    RUNNER.run(run())
 
 
 TAKEN = Reading(Notice("Preempt", 60.0, "e-1"))
@@ -360,3 +369,25 @@ def test_a_vm_that_hands_over_between_two_readings_tells_its_cloud_at_once() -> 
 
     asyncio.run(run())
     assert source.acknowledged == ["e-1"]
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_watcher_that_is_ended_while_it_hears_of_a_hand_over_ends(turns: int) -> None:
+    source, watcher, _, _ = watched(handed_over=True)
+    source.period_s = 1e6
+    source.said, source.refusals = TAKEN, 2
+
+    async def run() -> None:
+        running = asyncio.create_task(watcher.run())
+        while watcher.notice is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # now it waits
+        watcher.look()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running], timeout=10.0)
+        assert running.cancelled()
+        running.cancel()  # of one that goes on
+
+    asyncio.run(run())

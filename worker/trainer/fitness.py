@@ -15,6 +15,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def kernels_hash(
 ) -> str:
     """Like `bits_hash`, but independent of the job's seed, data, schedule and optimizer: the values of
     `batch` are synthetic, and the update is AdamW's."""
-    plain = replace(training, optimizer=lambda named: AdamW(named, lr=1e-3), schedule=None)
+    plain = replace(training, optimizer=partial(AdamW, lr=1e-3), schedule=None)
     made_up = {name: _made_up(name, tensor.shape, tensor.dtype, _SEED) for name, tensor in batch.items()}
     return bits_hash(chain, plain, made_up, _SEED, device)
 

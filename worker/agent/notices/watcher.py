@@ -79,8 +79,10 @@ class NoticeWatcher:
             await self._read()
             if self._handed_over():
                 await self.acknowledge()
+            # Before Python 3.12 `asyncio.wait_for` loses a cancellation that coincides with the result.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), self._source.period_s)
+                async with asyncio.timeout(self._source.period_s):
+                    await self._over.wait()
             self._over.clear()
 
     def look(self) -> None:
