@@ -9,6 +9,7 @@ import statistics
 from dataclasses import replace
 
 from makara.morphing import Choice, stage_table
+from makara.morphing.stages import WHOLE, Mode
 from makara.simulator import Calibration
 
 from .emulated.fleet import Fleet, Measured, fleet, in_fresh_process
@@ -68,7 +69,5 @@ def _memory_bytes(calibration: Calibration) -> int:
     """The most memory with which `NEEDED - 1` stages never fit: one of them has at least so many sections."""
     table = stage_table(calibration)
     most = -(-table.num_sections // (NEEDED - 1))
-    spans = ((start, start + most) for start in range(table.num_sections - most + 1))
-    return (
-        min(table.memory(*span, recompute).least_bytes for span in spans for recompute in (False, True)) - 1
-    )
+    starts, modes = range(table.num_sections - most + 1), (WHOLE, Mode(recompute=True))
+    return min(table.memory(at, at + most, mode).least_bytes for at in starts for mode in modes) - 1

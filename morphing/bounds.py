@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 from ..pipeline import Range
 from ..simulator import COMMIT_BYTES, LOSS_ALLREDUCE_BYTES, to_ns
-from .stages import StageTable
+from .stages import Mode, StageTable
 
 
 class Bound:
@@ -19,7 +19,7 @@ class Bound:
     all-reduces, one after the other, the commit and the optimizer. A micro-batch is in flight on the first
     stage for at least one round trip through the pipeline, and at most `window` are in flight at a time.
 
-    With `halves` the gradient of the last micro-batch passes back through I alone, and the first stage's W
+    With halves the gradient of the last micro-batch passes back through I alone, and the first stage's W
     ends the pipeline, or any stage's W that was put off; of those, a window allows as many as it counts.
     """
 
@@ -27,31 +27,26 @@ class Bound:
         self,
         table: StageTable,
         stages: Sequence[Range],
+        mode: Mode,
         *,
-        recompute: bool,
-        halves: bool = False,
         slowdown: Sequence[float] | None = None,
         window: int | None = None,
     ) -> None:
         factors = [1.0] * len(stages) if slowdown is None else slowdown
-        parts = _parts(table, stages, factors, recompute, halves, window is not None)
+        parts = _parts(table, stages, factors, mode, window is not None)
         tails_ns = list(accumulate((part.back_ns for part in parts), initial=0))
         self._depth = len(stages)
         self._window = window
         first, last = parts[0], parts[-1]
         self._round_trip_ns = last.lead_ns + last.forward_ns + tails_ns[-1] + first.weight_ns
-        self._first = _highest(
-            line
-            for part, tail_ns in zip(parts, tails_ns, strict=False)
-            for line in part.backwards(window, tail_ns + first.weight_ns if part is not first else 0)
-        )
-        """When the first stage's last backward ends."""
-        self._pipeline = self._first
         self._stages = [
             part.backwards(window, tail_ns + first.weight_ns if part is not first else 0)
             for part, tail_ns in zip(parts, tails_ns, strict=False)
         ]
-        if halves:
+        self._first = _highest(chain.from_iterable(self._stages))
+        """When the first stage's last backward ends."""
+        self._pipeline = self._first
+        if mode.halves:
             whole = [_Line(part.work_ns, part.lead_ns) for part in parts]
             self._first = _highest([*self._first, _Line(first.work_ns, first.lead_ns)])
             self._pipeline = _highest([*self._first, *whole])
@@ -183,21 +178,20 @@ def _parts(
     table: StageTable,
     stages: Sequence[Range],
     factors: Sequence[float],
-    recompute: bool,
-    halves: bool,
+    mode: Mode,
     windowed: bool,
 ) -> list[_Part]:
     """The parts of all stages. Under GPipe a pipeline saves one recomputation each time it drains, which with
     a window happens many times."""
     parts, lead_ns = list[_Part](), 0
-    saves = table.schedule.forwards_first and recompute
+    saves = table.schedule.forwards_first and mode.recompute
     for span, factor in zip(stages, factors, strict=True):
         whole_ns = table.forward_ns[span.stop] - table.forward_ns[span.start]
         forward_ns = round(factor * whole_ns) + table.own_ns
         again_ns = 0
         if saves and not windowed:
             again_ns = round(factor * table.again_ns(span.start, span.stop)) + table.own_ns
-        is_split = table.splits(span.stop, halves)
+        is_split = table.splits(span.stop, mode.halves)
         passing, ending = table.backward_ns, table.backward_ns
         if is_split:
             passing, ending = table.input_ns, table.weight_ns
@@ -208,7 +202,8 @@ def _parts(
             work_ns = forward_ns + backward_ns + weight_ns
         else:
             weight_ns = 0
-            work_ns = table.work_ns(span.start, span.stop, recompute and not (saves and windowed), factor)
+            recomputes = mode.recompute and not (saves and windowed)
+            work_ns = table.work_ns(span.start, span.stop, recomputes, factor)
         parts.append(
             _Part(
                 lead_ns,

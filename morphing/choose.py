@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..pipeline import Plan, Schedule, grid
-from ..simulator import MiniBatch, simulate
 from .copies import demands
 from .infeasible import degrees_impossible, nothing_fits
 from .placement import Slot
@@ -49,7 +48,7 @@ def choose(request: Request) -> Choice | Infeasible:
         if best is not None:
             best = sweep.placed(sweep.narrowed(best))
             names = tuple(slot.worker for slot in best.placed)
-            choice = Choice(best.plan, names, best.predicted_s, best.candidate, ())
+            choice = Choice(best.plan, names, best.predicted_s, best.candidate)
             for other in unequal(sweep.options, best.cost_s / _AS_FAST):
                 looked_at.append(other.candidate)
                 if other.candidate.rejected is None and _cost_s(other.candidate) * _AS_FAST < _cost_s(
@@ -156,7 +155,7 @@ class _Sweep:
         placed = self.options.placed(best.candidate.used, best.option.split, keeping=True)
         candidate = best.candidate
         if best.option.arranged is not None:
-            step = self._simulated(best.plan, placed)
+            step = self._request.simulated(best.plan, self.options.calibration, placed)
             found = replace(
                 candidate,
                 predicted_s=step.time_s,
@@ -215,20 +214,12 @@ class _Sweep:
             frozen=self.options.calibration.frozen,
             shares=shares,
         )
-        step = self._simulated(plan, slots)
+        step = request.simulated(plan, self.options.calibration, slots)
         peak = max(step.peak_bytes)
         short = peak > option.capacity
         why = f"it needs {megabytes(peak)}, the workers have {megabytes(option.capacity)}" if short else None
-        row = replace(
-            candidate,
-            predicted_s=step.time_s,
-            pipeline_s=step.pipeline_s,
-            busy_s=max(step.busy_s),
-            peak_bytes=peak,
-            rejected=why,
-            lost=self._lost(candidate, slots, step.time_s),
-        )
-        return _Found(option, plan, row)
+        lost = self._lost(candidate, slots, step.time_s)
+        return _Found(option, plan, replace(candidate.with_step(step), rejected=why, lost=lost))
 
     def _least_cost_s(self, option: Option) -> float:
         row = option.candidate
@@ -258,16 +249,6 @@ class _Sweep:
         if self.options.apart and roster.fastest == roster.slowdown(used) == 1.0:
             return None
         return self.options.placed(used, option.split, keeping=False)
-
-    def _simulated(self, plan: Plan, slots: Sequence[Slot] | None) -> MiniBatch:
-        return simulate(
-            plan,
-            self.options.calibration,
-            vm_of=None if slots is None else [slot.vm for slot in slots],
-            slowdown=None if slots is None else [slot.slowdown for slot in slots],
-            seed=self._request.seed,
-            timeline=False,
-        )
 
 
 def _cost_s(row: Candidate) -> float:

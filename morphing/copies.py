@@ -22,7 +22,7 @@ from ..simulator import Calibration
 from .balance import Split
 from .placement import Roster, Slot, place, place_in
 from .request import Choice, Request
-from .stages import stage_table
+from .stages import WHOLE, Mode, stage_table
 
 
 def copies_of(plan: Plan, vm_of: Sequence[str]) -> int:
@@ -116,7 +116,7 @@ def least_vms(
     may recompute, and keep optimizer state on the host.
     """
     table = stage_table(calibration.with_optimizer_on_host() if on_host else calibration, schedule)
-    num, modes = table.num_sections, (False, True) if recompute else (False,)
+    num, modes = table.num_sections, (WHOLE, Mode(recompute))
 
     def fits(start: int, stop: int) -> bool:
         return any(table.memory(start, stop, mode).least_bytes <= capacity_bytes for mode in modes)

@@ -16,7 +16,7 @@ from ..simulator import Calibration, simulate
 from .bounds import Bound
 from .request import Infeasible
 from .reroute import Rerouted, reroute
-from .stages import stage_table
+from .stages import Mode, stage_table
 
 _NS_PER_S = 1_000_000_000
 
@@ -134,7 +134,7 @@ def _cost(plan: Plan, calibration: Calibration) -> _Cost:
     spans, _ = _stages(plan)
     table = stage_table(calibration, plan.schedule)
     window = None if any(path.window for path in plan.paths) else plan.window
-    bound = Bound(table, spans, recompute=plan.recompute, halves=plan.has_halves, window=window)
+    bound = Bound(table, spans, Mode(plan.recompute, plan.has_halves), window=window)
     carried = sum(len(path.micro_batches) for path in plan.paths)
     return lambda stage, survivors: bound.stage_ns(stage, -(-carried // survivors))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .request import Candidate, Request
 from .search_space import megabytes
-from .stages import stage_table
+from .stages import Mode, stage_table
 
 
 def degrees_impossible(request: Request) -> str | None:
@@ -78,7 +78,7 @@ def _least_bytes(request: Request, section: int, recompute: bool) -> int:
         calibration = calibration.with_optimizer_on_host()
     table = stage_table(calibration, request.schedule)
     return min(
-        table.memory(start, stop, recompute).least_bytes
+        table.memory(start, stop, Mode(recompute)).least_bytes
         for start in range(section + 1)
         for stop in range(section + 1, request.num_sections + 1)
     )

@@ -29,9 +29,7 @@ class StageMemory:
         return (capacity_bytes - self.fixed_bytes) // self.each_bytes if self.each_bytes else None
 
 
-def stage_memory(
-    sizes: Sizes, span: Range, *, recompute: bool, halves: bool, schedule: Schedule
-) -> StageMemory:
+def stage_memory(sizes: Sizes, span: Range, recompute: bool, halves: bool, schedule: Schedule) -> StageMemory:
     """An upper bound for a stage of a straight pipeline whose workers have the same window.
 
     A micro-batch in flight at a stage, or waiting in front of it, is in flight at every stage before it; so

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..pipeline import Plan, Range, Schedule
-from ..simulator import Calibration
+from ..simulator import Calibration, MiniBatch, simulate
 from .placement import Slot
 from .risk import Risk
 
@@ -62,6 +62,17 @@ class Request:
         if any(not slot.slowdown > 0 for slot in self.workers):
             raise ValueError("workers: every slowdown must be > 0")
 
+    def simulated(self, plan: Plan, calibration: Calibration, slots: Sequence[Slot] | None) -> MiniBatch:
+        """A step of a plan on these workers, by rank; None: each on its own VM, and as fast as calibrated."""
+        return simulate(
+            plan,
+            calibration,
+            vm_of=None if slots is None else [slot.vm for slot in slots],
+            slowdown=None if slots is None else [slot.slowdown for slot in slots],
+            seed=self.seed,
+            timeline=False,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -97,6 +108,16 @@ class Candidate:
     pipelines: tuple[int, ...] = ()
     """The number of workers of each pipeline, if it is no grid."""
 
+    def with_step(self, step: MiniBatch) -> Candidate:
+        """The row with what a simulation of its plan predicts."""
+        return replace(
+            self,
+            predicted_s=step.time_s,
+            pipeline_s=step.pipeline_s,
+            busy_s=max(step.busy_s),
+            peak_bytes=max(step.peak_bytes),
+        )
+
     @property
     def used(self) -> int:
         if self.pipelines:
@@ -121,7 +142,7 @@ class Choice:
     predicted_s: float
     candidate: Candidate
     """The plan's row."""
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

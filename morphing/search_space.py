@@ -15,7 +15,7 @@ from .bounds import AllReduceCosts, Bound
 from .copies import most_copies, place_apart, too_few
 from .placement import Roster, Slot
 from .request import Candidate, Request
-from .stages import StageTable, stage_table
+from .stages import HALVES, Mode, StageTable, stage_table
 
 _MANY = 1000  # micro-batches, of which the first and the last few do not count
 
@@ -66,11 +66,10 @@ class Options:
         self._halves = calibration.has_halves and varuna and request.halves != "off"
         self._rings = cache(self._new_rings)
 
-    @property
-    def modes(self) -> Sequence[Mode]:
-        """How backwards may run, in a pipeline of several stages."""
+    def modes(self, depth: int) -> Sequence[Mode]:
+        """How backwards may run in a pipeline of so many stages."""
         whole = [Mode(recompute) for recompute in self._recompute]
-        return [*whole, _HALVES] if self._may_split(2, all(self._recompute)) else whole
+        return [*whole, HALVES] if self._may_split(depth, all(self._recompute)) else whole
 
     @cached_property
     def depths(self) -> Sequence[int]:
@@ -126,7 +125,7 @@ class Options:
             return [replace(row, rejected=too_few(copies, self.copies))]
         for recompute in self._recompute:
             whole = self._fitting(depth, replicas, Mode(recompute))
-            split = self._fitting(depth, replicas, _HALVES) if self._may_split(depth, recompute) else []
+            split = self._fitting(depth, replicas, HALVES) if self._may_split(depth, recompute) else []
             found += split if split and self.request.halves == "on" else [*whole, *split]
             unbounded = any(isinstance(one, Option) and one.candidate.window is None for one in whole)
             if unbounded and self.request.recompute == "auto":
@@ -144,10 +143,8 @@ class Options:
     def _least_s(self, depth: int, replicas: int) -> tuple[float, float]:
         """Lower bounds (without all-reduces, of the whole step) of a shape's options, in seconds."""
         fullest = -(-self.request.num_micro_batches // replicas)
-        modes = [Mode(recompute) for recompute in self._recompute]
-        if self._may_split(depth, all(self._recompute)):
-            modes.append(_HALVES)
-        bounds = [shape.bound for mode in modes if (shape := self._shape(depth, replicas, mode))]
+        shapes = [self._shape(depth, replicas, mode) for mode in self.modes(depth)]
+        bounds = [shape.bound for shape in shapes if shape is not None]
         if not bounds:
             return math.inf, math.inf
         rings = self._rings(replicas)
@@ -210,15 +207,7 @@ class Options:
             for first in range(0, len(slots), depth)
         ]
         bounds = {
-            each: Bound(
-                self.table,
-                split.stages,
-                recompute=mode.recompute,
-                halves=mode.halves,
-                slowdown=each,
-                window=limit,
-            )
-            for each in set(factors)
+            each: Bound(self.table, split.stages, mode, slowdown=each, window=limit) for each in set(factors)
         }
         paces = [bounds[each].pace(self.request.num_micro_batches) for each in factors]
         by_pace = split_micro_batches(self.request.num_micro_batches, paces)
@@ -237,27 +226,17 @@ class Options:
         holding, weights = (self.request.holding, self.calibration.state_bytes) if keeping else ({}, ())
         return place_apart(self.roster, count, split, self.copies, holding, weights)
 
-    def capacity(self, count: int) -> int:
-        """Bytes that a plan may use of each of the first `count` workers."""
+    def capacity(self, count: int | None = None) -> int:
+        """Bytes that a plan may use of each of the first `count` workers; None: of all."""
         limit = self.request.memory_limit_bytes
         anyone = self.copies > 1 and not self.apart  # may be used, so that sections live on enough VMs
-        capacity = self.roster.memory_bytes(len(self.roster) if anyone else count)
+        capacity = self.roster.memory_bytes(len(self.roster) if anyone or count is None else count)
         return capacity if limit is None else min(capacity, limit)
 
     def _shape(self, depth: int, replicas: int, mode: Mode) -> _Shape | None:
         """The shape's split and bound, as if all workers were as fast as the fastest."""
         capacity = self.capacity(depth * replicas)
         return _shape(self.table, depth, capacity, mode, self.roster.fastest)
-
-
-class Mode(NamedTuple):
-    """How the backwards of a shape run."""
-
-    recompute: bool
-    halves: bool = False
-
-
-_HALVES = Mode(recompute=False, halves=True)
 
 
 class _Shape(NamedTuple):
@@ -302,10 +281,7 @@ def _balanced(
     limit = _limit(table, split, mode, capacity)
     if limit == 0:
         return None
-    recompute, halves = mode
-    bound = Bound(
-        table, split.stages, recompute=recompute, halves=halves, slowdown=[slowdown] * depth, window=limit
-    )
+    bound = Bound(table, split.stages, mode, slowdown=[slowdown] * depth, window=limit)
     return _Shape(split, limit, bound)
 
 
@@ -315,7 +291,7 @@ def _splits(
 ) -> Mapping[int, Split]:
     @cache
     def fits(start: int, stop: int) -> bool:
-        room = table.memory(start, stop, recompute).window(capacity)
+        room = table.memory(start, stop, Mode(recompute)).window(capacity)
         return room is None or room >= window
 
     return balance(table, table.num_sections, recompute=recompute, fits=fits, slowdown=slowdown)
@@ -326,7 +302,7 @@ def _limit(table: StageTable, split: Split, mode: Mode, capacity: int) -> int | 
     one fits."""
     limits: list[int] = []
     for stage, span in enumerate(split.stages):
-        limit = table.memory(span.start, span.stop, *mode).window(capacity)
+        limit = table.memory(span.start, span.stop, mode).window(capacity)
         most = math.inf
         if table.schedule.limits_itself:
             # Micro-batches that wait in front of a stage are in flight on the stage before it.

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from ..pipeline import Range, Schedule
 from ..simulator import Calibration, sizes_of, to_ns
 from .memory import StageMemory, stage_memory
+
+
+class Mode(NamedTuple):
+    """How backwards run: after a recomputation, as an I and a W, or neither."""
+
+    recompute: bool = False
+    halves: bool = False
+
+
+WHOLE, HALVES = Mode(), Mode(halves=True)
 
 
 @lru_cache(maxsize=16)
@@ -39,7 +50,7 @@ class StageTable:
         """Entry k: the least time of a message from a stage that ends with section k to the next one, and
         (`back_ns`) of the gradient that comes back; 0 for the last section."""
         self.back_ns = [*map(self._message_ns, calibration.grad_cut_bytes), 0]
-        self._memory: dict[tuple[int, int, bool, bool], StageMemory] = {}
+        self._memory: dict[tuple[int, int, Mode], StageMemory] = {}
 
     def recomputes(self, stop: int, recompute: bool) -> bool:
         """Whether a stage that ends before section `stop` recomputes: the last stage only where forwards
@@ -79,14 +90,11 @@ class StageTable:
         least_s = min(link.allreduce_s(size_bytes, ring) for link in self._links)
         return to_ns(least_s + self.calibration.collective_s)
 
-    def memory(self, start: int, stop: int, recompute: bool, halves: bool = False) -> StageMemory:
+    def memory(self, start: int, stop: int, mode: Mode) -> StageMemory:
         """See `stage_memory`."""
-        key = (start, stop, recompute, halves)
+        key = (start, stop, mode)
         if key not in self._memory:
-            span = Range(start, stop)
-            self._memory[key] = stage_memory(
-                self._sizes, span, recompute=recompute, halves=halves, schedule=self.schedule
-            )
+            self._memory[key] = stage_memory(self._sizes, Range(start, stop), *mode, self.schedule)
         return self._memory[key]
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from ..pipeline import Range
 from ..simulator import Calibration, Compiler, Link, to_ns
-from .stages import StageTable
+from .stages import WHOLE, Mode, StageTable
 from .template_labels import CutCosts, Front, Fronts, Labels, StageCosts, fill
 
 _ANY = 1 << 40  # micro-batches: memory does not bound them
@@ -91,9 +91,7 @@ def templates(
     max_vms: int,
     devices_per_vm: int,
     capacity_bytes: int,
-    *,
-    recompute: bool = False,
-    halves: bool = False,
+    mode: Mode = WHOLE,
 ) -> Mapping[int, Template]:
     """{number of VMs up to `max_vms`: the template that is best for `num_micro_batches` (n_b)}.
 
@@ -107,7 +105,7 @@ def templates(
     ):
         if value < 1:
             raise ValueError(f"{name}: {value} is not a whole number >= 1")
-    costs = known_costs(table, capacity_bytes, recompute, halves)
+    costs = stage_costs(table, capacity_bytes, mode)
     cuts = cut_costs(table.calibration)
     num, num_devices = table.num_sections, max_vms * devices_per_vm
     kernel, room = _COMPILER.ready or _INTERPRETED, _ROOM
@@ -145,23 +143,16 @@ def template_of(
     stages: tuple[TemplateStage, ...],
     devices_per_vm: int,
     capacity_bytes: int,
-    *,
-    recompute: bool = False,
-    halves: bool = False,
+    mode: Mode = WHOLE,
 ) -> Template | None:
     """Of these stages, which use all devices of their VMs; None if one does not fit."""
-    costs = known_costs(table, capacity_bytes, recompute, halves)
+    costs = stage_costs(table, capacity_bytes, mode)
     row = table.num_sections + 1
     if any(not costs.window[stage.range.start * row + stage.range.stop] for stage in stages):
         return None
     num_devices = sum(stage.width for stage in stages)
     lines = _lines(stages, devices_per_vm, costs, cut_costs(table.calibration))
     return Template(num_devices // devices_per_vm, stages, lines)
-
-
-@lru_cache(maxsize=16)
-def known_costs(table: StageTable, capacity_bytes: int, recompute: bool, halves: bool) -> StageCosts:
-    return stage_costs(table, capacity_bytes, recompute=recompute, halves=halves)
 
 
 def _stages(labels: Labels, label: int) -> tuple[TemplateStage, ...]:
@@ -201,32 +192,31 @@ def _wire_ns(stop: int, is_near: bool, cuts: CutCosts) -> tuple[int, int]:
     return cuts.far_ns[stop], cuts.far_work_ns[stop]
 
 
-def stage_costs(
-    table: StageTable, capacity_bytes: int, *, recompute: bool = False, halves: bool = False
-) -> StageCosts:
+@lru_cache(maxsize=16)
+def stage_costs(table: StageTable, capacity_bytes: int, mode: Mode = WHOLE) -> StageCosts:
     """What `fill` needs of each stage; see there."""
     num = table.num_sections
     work, trip, window = ([0] * (num * (num + 1)) for _ in range(3))
     for start in range(num):
         for stop in range(start + 1, num + 1):
-            fits = table.memory(start, stop, recompute, halves).window(capacity_bytes)
+            fits = table.memory(start, stop, mode).window(capacity_bytes)
             if fits == 0:
                 continue
             place = start * (num + 1) + stop
             window[place] = _ANY if fits is None else fits
-            times_ns = _times_ns(table, start, stop, recompute, halves)
+            times_ns = _times_ns(table, start, stop, mode)
             # At least 1 ns, as in simulations: sections may be calibrated as taking none.
             work[place], trip[place] = (max(1, each_ns) for each_ns in times_ns)
     return StageCosts(work, trip, window)
 
 
-def _times_ns(table: StageTable, start: int, stop: int, recompute: bool, halves: bool) -> tuple[int, int]:
+def _times_ns(table: StageTable, start: int, stop: int, mode: Mode) -> tuple[int, int]:
     """(work, trip) of a stage. While the first micro-batch's forward goes on, and before the last one's
     gradient is back, a stage recomputes, and with halves does each W but the first stage's last."""
     forward = table.forward_ns[stop] - table.forward_ns[start]
-    if not table.splits(stop, halves):
+    if not table.splits(stop, mode.halves):
         backward = table.backward_ns[stop] - table.backward_ns[start]
-        return table.work_ns(start, stop, recompute), forward + backward + 2 * table.own_ns
+        return table.work_ns(start, stop, mode.recompute), forward + backward + 2 * table.own_ns
     through = forward + table.input_ns[stop] - table.input_ns[start] + 2 * table.own_ns
     work = through + table.weight_ns[stop] - table.weight_ns[start] + table.own_ns
     return work, work if start == 0 else through

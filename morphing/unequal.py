@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy
 
 from ..pipeline import Hop, Path, Plan, Schedule, dealt
-from .stages import StageTable
+from .stages import WHOLE, Mode, StageTable
 from .templates import Template, TemplateStage, templates
 
 
@@ -47,9 +47,7 @@ def pool(
     num_vms: int,
     devices_per_vm: int,
     capacity_bytes: int,
-    *,
-    recompute: bool = False,
-    halves: bool = False,
+    mode: Mode = WHOLE,
 ) -> Mapping[int, Sequence[Template]]:
     """{number of VMs: templates, each the best for some likely share of N micro-batches}.
 
@@ -60,26 +58,14 @@ def pool(
     about = 1 << (num_vms - 1).bit_length()
     for parts in range(about.bit_length()):
         share = max(1, num_micro_batches >> parts)
-        best = _templates(table, share, about, devices_per_vm, capacity_bytes, recompute, halves)
+        best = _templates(table, share, about, devices_per_vm, capacity_bytes, mode)
         for size, template in best.items():
             if size <= num_vms:
                 found.setdefault(size, {})[template] = None
     return {size: tuple(each) for size, each in sorted(found.items())}
 
 
-@lru_cache(maxsize=64)
-def _templates(
-    table: StageTable,
-    share: int,
-    num_vms: int,
-    devices_per_vm: int,
-    capacity_bytes: int,
-    recompute: bool,
-    halves: bool,
-) -> Mapping[int, Template]:
-    return templates(
-        table, share, num_vms, devices_per_vm, capacity_bytes, recompute=recompute, halves=halves
-    )
+_templates = lru_cache(maxsize=64)(templates)
 
 
 def combinations(

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ..pipeline import Schedule
-from ..simulator import simulate
 from .copies import copies_of, too_few
 from .keeping.instead import saved_bytes
 from .placement import place_in, speed_class
 from .request import Candidate, Choice
-from .search_space import Mode, Options
+from .search_space import Options
+from .stages import Mode
 from .templates import Template
 from .unequal import Combination, combinations, plan_of, pool
 
@@ -34,18 +34,13 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
     ideal_ns = num * table.work_ns(0, table.num_sections, False) // num_workers
     if per_vm is None or ideal_ns * _WORTH > to_beat_ns:
         return
-    capacity = options.capacity(num_workers)
+    num_vms = num_workers // per_vm
     found: list[tuple[int, Combination, Mode]] = []
-    for mode in options.modes:
-        recompute, halves = mode
-        choices = pool(
-            table, num, num_workers // per_vm, per_vm, capacity, recompute=recompute, halves=halves
-        )
-        for one in combinations(
-            choices, num_workers // per_vm, num, to_beat_ns, 1 + to_beat_ns // _PRECISION
-        ):
+    for mode in options.modes(2):
+        choices = pool(table, num, num_vms, per_vm, options.capacity(), mode)
+        for one in combinations(choices, num_vms, num, to_beat_ns, 1 + to_beat_ns // _PRECISION):
             if not _is_grid(one) and len(one.templates) >= options.copies:
-                found.append((time_ns(options, one, mode, capacity), one, mode))
+                found.append((time_ns(options, one, mode), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
         choice = played(options, combination, mode)
@@ -73,36 +68,32 @@ def _is_grid(combination: Combination) -> bool:
     return len(set(combination.templates)) == 1 and all(stage.width == 1 for stage in one.stages)
 
 
-def time_ns(options: Options, combination: Combination, mode: Mode, capacity: int) -> int:
+def time_ns(options: Options, combination: Combination, mode: Mode) -> int:
     """Until the last backward ends, with the windows that memory allows."""
-    return combination.time_with(_windows(options, combination, mode, capacity))
+    return combination.time_with(_windows(options, combination, mode))
 
 
-def _windows(options: Options, combination: Combination, mode: Mode, capacity: int) -> Sequence[int | None]:
+def _windows(options: Options, combination: Combination, mode: Mode) -> Sequence[int | None]:
     """Of each pipeline the widest for which every stage has the memory; None if memory bounds none."""
-    return [
-        _window(options, template, share, mode, capacity)
-        for template, share in zip(combination.templates, combination.shares, strict=True)
-    ]
+    capacity = options.capacity()
 
+    def window(template: Template, share: int) -> int | None:
+        limits = [
+            options.table.memory(stage.range.start, stage.range.stop, mode).window(capacity)
+            for stage in template.stages
+        ]
+        return min((limit for limit in limits if limit is not None and limit < share), default=None)
 
-def _window(options: Options, template: Template, share: int, mode: Mode, capacity: int) -> int | None:
-    limits = [
-        options.table.memory(stage.range.start, stage.range.stop, *mode).window(capacity)
-        for stage in template.stages
-    ]
-    window = min((limit for limit in limits if limit is not None), default=None)
-    return window if window is not None and window < share else None
+    return [*map(window, combination.templates, combination.shares)]
 
 
 def played(options: Options, combination: Combination, mode: Mode) -> Choice | None:
     """The combination as a simulated plan; None if it does not fit."""
     request, calibration = options.request, options.calibration
-    capacity = options.capacity(len(request.workers))
     plan = plan_of(
         [template.stages for template in combination.templates],
         combination.shares,
-        windows=_windows(options, combination, mode, capacity),
+        windows=_windows(options, combination, mode),
         recompute=mode.recompute,
         halves=mode.halves,
         generation=request.generation,
@@ -111,17 +102,10 @@ def played(options: Options, combination: Combination, mode: Mode) -> Choice | N
     )
     used = options.roster.used(plan.num_workers)
     slots = place_in(plan.ranges, used, request.holding, saved_bytes(calibration))
-    vms = [slot.vm for slot in slots]
-    step = simulate(
-        plan,
-        calibration,
-        vm_of=vms,
-        slowdown=[slot.slowdown for slot in slots],
-        seed=request.seed,
-        timeline=False,
-    )
-    if max(step.peak_bytes) > capacity:
+    step = request.simulated(plan, calibration, slots)
+    if max(step.peak_bytes) > options.capacity():
         return None
+    vms = [slot.vm for slot in slots]
     copies, lost = copies_of(plan, vms), 0.0
     if request.risk is not None:
         lost = request.risk.lost_by(plan, vms, len({slot.vm for slot in request.workers}), step.time_s)
@@ -132,12 +116,8 @@ def played(options: Options, combination: Combination, mode: Mode) -> Choice | N
         options.on_host,
         halves=mode.halves,
         window=plan.window,
-        predicted_s=step.time_s,
-        pipeline_s=step.pipeline_s,
-        busy_s=max(step.busy_s),
-        peak_bytes=max(step.peak_bytes),
         lost=lost,
         rejected=too_few(copies, options.copies) if copies < options.copies else None,
         pipelines=tuple(sum(stage.width for stage in one.stages) for one in combination.templates),
     )
-    return Choice(plan, tuple(slot.worker for slot in slots), step.time_s, row, ())
+    return Choice(plan, tuple(slot.worker for slot in slots), step.time_s, row.with_step(step))

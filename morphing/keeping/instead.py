@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...pipeline import Plan, Range, Schedule
-from ...simulator import Calibration, simulate, sizes_of
+from ...simulator import Calibration, sizes_of
 from ..placement import Slot
 from ..recovery import transfers
 from ..request import Candidate, Choice, Infeasible, Request
 from ..reroute import reroute
 from ..risk import Prospect, prospect
-from ..stages import stage_table
+from ..stages import Mode, stage_table
 
 _WINDOWS = (4, 3, 2)  # times P, where the window of before takes too much memory, as in `choose`
 
@@ -140,7 +140,7 @@ def _room(request: Request, plan: Plan, slots: Sequence[Slot]) -> int | None:
             feeders[hop.worker].add(before.worker)
     short: list[int] = []
     for rank, (span, has) in enumerate(zip(plan.ranges, _capacities(request, slots), strict=True)):
-        needs = table.memory(span.start, span.stop, plan.recompute, plan.has_halves)
+        needs = table.memory(span.start, span.stop, Mode(plan.recompute, plan.has_halves))
         # Where several workers send, a window's worth of each may wait.
         waiting = max(0, len(feeders[rank]) - 1) * sizes.inputs(span)
         room = replace(needs, each_bytes=needs.each_bytes + waiting).window(has)
@@ -158,14 +158,7 @@ def _capacities(request: Request, slots: Sequence[Slot]) -> list[int]:
 
 
 def _simulated(request: Request, plan: Plan, slots: Sequence[Slot]) -> Choice:
-    step = simulate(
-        plan,
-        _on_its_device(request.calibration, plan),
-        vm_of=[slot.vm for slot in slots],
-        slowdown=[slot.slowdown for slot in slots],
-        seed=request.seed,
-        timeline=False,
-    )
+    step = request.simulated(plan, _on_its_device(request.calibration, plan), slots)
     needs = zip(step.peak_bytes, _capacities(request, slots), strict=True)
     short = [need for need, has in needs if need > has]
     stages = max(len(path.hops) for path in plan.paths)
@@ -177,11 +170,7 @@ def _simulated(request: Request, plan: Plan, slots: Sequence[Slot]) -> Choice:
         plan.optimizer_on_host,
         halves=plan.halves,
         window=plan.window,
-        predicted_s=step.time_s,
-        pipeline_s=step.pipeline_s,
-        busy_s=max(step.busy_s),
-        peak_bytes=max(step.peak_bytes),
         rejected=f"it needs {max(short) / 1e6:.0f} MB of a worker that has less" if short else None,
         missing=max(0, stages * replicas - plan.num_workers),
     )
-    return Choice(plan, tuple(slot.worker for slot in slots), step.time_s, row, ())
+    return Choice(plan, tuple(slot.worker for slot in slots), step.time_s, row.with_step(step))

@@ -18,8 +18,9 @@ from ...simulator import to_ns
 from ..placement import Slot, place_in
 from ..request import Choice, Request
 from ..risk import worth
-from ..search_space import Mode, Options
-from ..templates import Template, known_costs, template_of
+from ..search_space import Options
+from ..stages import Mode
+from ..templates import Template, stage_costs, template_of
 from ..unequal import Combination, combinations, pool, shared
 from ..unequal_search import devices_per_vm, played, time_ns
 from .instead import Before, prospect_of, saved_bytes
@@ -54,7 +55,7 @@ def reformed(
     whole = whole_pipelines(request, before)
     drafts = [
         (value, draft)
-        for mode in options.modes
+        for mode in options.modes(2)
         for value, draft in _Search(options, mode, per_vm, whole, valuation).most_promising()
     ]
     found, tried = list[tuple[float, Choice]](), Counter[tuple[Mode, int]]()
@@ -131,7 +132,7 @@ class _Search:
         self._whole = whole
         self._valuation = valuation
         self._num = options.request.num_micro_batches
-        self._capacity = options.capacity(len(options.request.workers))
+        self._capacity = options.capacity()
 
     def most_promising(self) -> list[tuple[float, _Draft]]:
         """(about what it is worth, plan)."""
@@ -147,18 +148,10 @@ class _Search:
         return [(self._valuation.worth(one.spans, one.step_ns / 1e9), one) for one in drafts]
 
     def _drafts(self) -> Iterator[_Draft]:
-        table, mode = self._options.table, self._mode
+        table = self._options.table
         num_vms = len(self._options.request.workers) // self._per_vm
         most_ns = 2 * self._valuation.best_ns
-        choices = pool(
-            table,
-            self._num,
-            num_vms,
-            self._per_vm,
-            self._capacity,
-            recompute=mode.recompute,
-            halves=mode.halves,
-        )
+        choices = pool(table, self._num, num_vms, self._per_vm, self._capacity, self._mode)
         for kept in _kept(self._whole):
             beside = [one for stages in kept if (one := self._template(stages)) is not None]
             if len(beside) < len(kept):
@@ -174,8 +167,7 @@ class _Search:
         """The draft with new pipelines cut where less moves, if there are such cuts."""
         request, slots = self._options.request, self._valuation.placed(draft.spans)
         sizes = saved_bytes(request.calibration)
-        recompute, halves = draft.mode
-        costs = known_costs(self._options.table, self._capacity, recompute, halves)
+        costs = stage_costs(self._options.table, self._capacity, draft.mode)
         templates, first, num_kept = list[Template](), 0, draft.num_kept
         pairs = zip(draft.combination.templates, draft.combination.shares, strict=True)
         for number, (one, share) in enumerate(pairs):
@@ -189,7 +181,7 @@ class _Search:
             yield self._draft(shared(templates, self._num), num_kept)
 
     def _draft(self, combination: Combination, num_kept: int) -> _Draft:
-        step_ns = time_ns(self._options, combination, self._mode, self._capacity) + self._end_ns(combination)
+        step_ns = time_ns(self._options, combination, self._mode) + self._end_ns(combination)
         return _Draft(combination, num_kept, self._mode, step_ns)
 
     def _end_ns(self, combination: Combination) -> int:
@@ -211,10 +203,7 @@ class _Search:
         return max(map(end_ns, dict.fromkeys(_spans(combination.templates))))
 
     def _template(self, stages: Stages) -> Template | None:
-        recompute, halves = self._mode
-        return template_of(
-            self._options.table, stages, self._per_vm, self._capacity, recompute=recompute, halves=halves
-        )
+        return template_of(self._options.table, stages, self._per_vm, self._capacity, self._mode)
 
 
 def _fast_and_kept_first(draft: _Draft) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from branching_world import BranchingWorld
 from calibrations import FREE, uniform
 from makara.morphing import stage_table
 from makara.morphing.copies import least_vms
+from makara.morphing.stages import Mode
 from makara.simulator import Link
 
 SLOW = Link(latency_s=0.0, bytes_per_s=1.0)
@@ -35,7 +36,7 @@ class Model(NamedTuple):
         calibration = uniform(self.num_sections, inter_vm=link)
         table = stage_table(calibration)
         memory = max(
-            table.memory(start, start + self.held, True).least_bytes
+            table.memory(start, start + self.held, Mode(recompute=True)).least_bytes
             for start in range(self.num_sections - self.held + 1)
         )
         return BranchingWorld(

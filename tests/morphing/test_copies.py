@@ -11,6 +11,7 @@ from calibrations import uniform
 from makara.morphing import Choice, Infeasible, Request, Slot, choose, stage_table
 from makara.morphing.copies import copies_of, least_vms, most_copies, spread
 from makara.morphing.placement import Roster
+from makara.morphing.stages import Mode
 from makara.pipeline import Range
 from makara.simulator import Calibration
 
@@ -41,7 +42,7 @@ def memory_for(calibration: Calibration, sections: int) -> int:
     """What a worker needs for so many sections and recomputation, at most."""
     table = stage_table(calibration)
     starts = range(calibration.num_sections - sections + 1)
-    return max(table.memory(start, start + sections, True).least_bytes for start in starts)
+    return max(table.memory(start, start + sections, Mode(recompute=True)).least_bytes for start in starts)
 
 
 @pytest.mark.parametrize("unequal", ["off", "auto"])

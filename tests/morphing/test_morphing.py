@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from makara.morphing import Choice, Infeasible, Request, Slot, choose, place
 from makara.morphing.balance import Split, balance, split_micro_batches
 from makara.morphing.bounds import AllReduceCosts, Bound
-from makara.morphing.stages import stage_table
+from makara.morphing.stages import Mode, stage_table
 from makara.pipeline import Plan, Range, Schedule, grid
 from makara.simulator import Calibration, Link, simulate
 
@@ -301,8 +301,7 @@ def test_no_plan_beats_its_bound(asked: Request, recompute: bool, seed: int) -> 
         bound = Bound(
             table,
             split.stages,
-            recompute=recompute,
-            halves=halves,
+            Mode(recompute, halves),
             slowdown=factors,
             window=window,
         )

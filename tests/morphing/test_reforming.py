@@ -26,7 +26,8 @@ from makara.morphing import (
 from makara.morphing.assignment import cheapest
 from makara.morphing.keeping.recutting import recut
 from makara.morphing.keeping.whole import whole_pipelines
-from makara.morphing.templates import TemplateStage, known_costs, template_of
+from makara.morphing.stages import WHOLE, Mode
+from makara.morphing.templates import TemplateStage, stage_costs, template_of
 from makara.pipeline import Plan, Range, grid
 from makara.simulator import Calibration, Link
 
@@ -87,11 +88,12 @@ def test_workers_are_placed_so_that_the_fewest_bytes_move() -> None:
 def test_the_last_stage_does_not_recompute_and_may_take_more_sections() -> None:
     table = stage_table(uniform(14, forward_s=(1.0,) * 14, backward_s=(2.0,) * 14))
     stages = TemplateStage(Range(0, 5), 1), TemplateStage(Range(5, 14), 1)
-    template = template_of(table, stages, 1, AMPLE, recompute=True)
+    mode = Mode(recompute=True)
+    template = template_of(table, stages, 1, AMPLE, mode)
     assert template is not None
     slots = [alone(0), alone(1)]
     holding = {slots[0].worker: Range(0, 6), slots[1].worker: Range(6, 14)}
-    found = recut(template, slots, holding, [1] * 14, known_costs(table, AMPLE, True, False), 8, slack=1.0)
+    found = recut(template, slots, holding, [1] * 14, stage_costs(table, AMPLE, mode), 8, slack=1.0)
     assert found is not None
     assert [stage.range for stage in found] == [Range(0, 6), Range(6, 14)]
 
@@ -104,7 +106,7 @@ def test_a_pipeline_is_cut_where_its_workers_lack_least() -> None:
         times = [draw.uniform(0.5, 1.5) for _ in range(num)]
         calibration = uniform(num, forward_s=tuple(times), backward_s=tuple(2 * time_s for time_s in times))
         sizes = [draw.randint(1, 20) for _ in range(num)]
-        costs = known_costs(stage_table(calibration), AMPLE, False, False)
+        costs = stage_costs(stage_table(calibration), AMPLE)
         bounds = [0, *sorted(draw.sample(range(1, num), draw.randint(1, num - 2))), num]
         stages = tuple(TemplateStage(Range(*ends), 1) for ends in itertools.pairwise(bounds))
         template = template_of(stage_table(calibration), stages, 1, AMPLE)
@@ -158,9 +160,9 @@ SLOW_WIRES = uniform(  # a section takes 25 s to a new host of it, sums and mess
 )
 SOON, LATE = 300.0, 1e5  # seconds
 FOUR_SECTIONS = -1 + min(
-    stage_table(SLOW_WIRES).memory(start, start + 5, recompute).least_bytes
+    stage_table(SLOW_WIRES).memory(start, start + 5, mode).least_bytes
     for start in range(8)
-    for recompute in (False, True)
+    for mode in (WHOLE, Mode(recompute=True))
 )
 
 

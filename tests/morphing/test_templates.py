@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from calibrations import uniform
 from makara.morphing import stage_table, templates
+from makara.morphing.stages import WHOLE
 from makara.morphing.templates import TemplateStage, cut_costs, stage_costs
 from makara.pipeline import Range, grid
 from makara.simulator import Calibration, Link, simulate, to_ns
@@ -135,7 +136,7 @@ def test_two_workers_of_a_vm_take_turns_where_a_wire_between_them_is_slow() -> N
 def test_memory_makes_a_stage_wait_for_micro_batches_to_come_back() -> None:
     table = stage_table(uniform(4))
     free = templates(table, 10, 4, 1, AMPLE)[4]
-    one = max(table.memory(start, start + 1, recompute=False).least_bytes for start in range(4))
+    one = max(table.memory(start, start + 1, WHOLE).least_bytes for start in range(4))
     tight = templates(table, 10, 4, 1, one)[4]
     assert free.time_ns(10) == to_ns(9.0 + 10 * 3.0)
     assert tight.time_ns(10) == to_ns(10 * 12.0)

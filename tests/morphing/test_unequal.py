@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from calibrations import uniform
 from makara.morphing import Choice, Request, Slot, choose, stage_table
+from makara.morphing.stages import WHOLE, Mode
 from makara.morphing.templates import Template
 from makara.morphing.unequal import Combination, combinations, plan_of, pool
 from makara.pipeline import Range
@@ -95,7 +96,7 @@ def thirteen() -> list[Slot]:
     table = stage_table(TWENTY)
 
     def least(size: int) -> list[int]:
-        return [table.memory(at, at + size, recompute=False).least_bytes for at in range(21 - size)]
+        return [table.memory(at, at + size, WHOLE).least_bytes for at in range(21 - size)]
 
     capacity = min(least(7)) - 1
     assert max(least(5)) <= capacity
@@ -169,9 +170,9 @@ def test_where_memory_is_tight_unequal_pipelines_recompute_as_grids_do() -> None
         grad_cut_bytes=(17,) * 19,
     )
     room = min(
-        stage_table(bulky).memory(start, start + 7, recompute).least_bytes
+        stage_table(bulky).memory(start, start + 7, mode).least_bytes
         for start in range(14)
-        for recompute in (False, True)
+        for mode in (WHOLE, Mode(recompute=True))
     )
     workers = [Slot(f"w{number}", f"vm{number}", room - 1) for number in range(13)]
     best = choose(asked(calibration=bulky, workers=workers, recompute="auto", halves="auto"))

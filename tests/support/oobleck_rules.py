@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from makara.morphing import Template, templates
-from makara.morphing.stages import StageTable
+from makara.morphing.stages import Mode, StageTable
 from makara.pipeline import Range
 
 IMPOSSIBLE = -1
@@ -41,7 +41,7 @@ def all_templates(
     """{number of nodes: its template}."""
     found: dict[int, Template] = {}
     for size in range(1, min(num_nodes, table.num_sections) + 1):
-        best = templates(table, 4 * size, size, 1, capacity_bytes, recompute=recompute)
+        best = templates(table, 4 * size, size, 1, capacity_bytes, Mode(recompute))
         if size in best:
             found[size] = best[size]
     return found

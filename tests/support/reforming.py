@@ -23,6 +23,7 @@ from makara.morphing import (
     transfers,
     worths,
 )
+from makara.morphing.stages import Mode
 from makara.morphing.templates import Template, template_of
 from makara.pipeline import Plan, Range
 from makara.protocol.messages import Recipe
@@ -73,7 +74,7 @@ class Model:
         return min(min(choices) for choices in self.templates.values() if choices)
 
     def template(self, stages: tuple[TemplateStage, ...], *, recompute: bool) -> Template | None:
-        return template_of(stage_table(self.calibration), stages, 1, self.memory_bytes, recompute=recompute)
+        return template_of(stage_table(self.calibration), stages, 1, self.memory_bytes, Mode(recompute))
 
     @cached_property
     def job(self) -> JobState:
@@ -189,7 +190,7 @@ def _window(model: Model, template: Template, share: int, recompute: bool) -> in
     """The widest for which every stage has the memory."""
     table = stage_table(model.calibration)
     limits = [
-        table.memory(stage.range.start, stage.range.stop, recompute).window(model.memory_bytes)
+        table.memory(stage.range.start, stage.range.stop, Mode(recompute)).window(model.memory_bytes)
         for stage in template.stages
     ]
     return min((limit for limit in limits if limit is not None and limit < share), default=None)

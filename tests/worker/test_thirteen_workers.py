@@ -9,6 +9,7 @@ from calibrations import uniform
 from makara.checkpoint import open_generation
 from makara.model.training import load_entrypoint
 from makara.morphing import Choice, Infeasible, Request, Slot, choose, stage_table
+from makara.morphing.stages import WHOLE, Mode
 from makara.pipeline import Range
 from makara.worker.profiling.profiling import profile
 from reference import run_reference
@@ -27,9 +28,9 @@ def _memory_bytes() -> int:
     table = stage_table(CALIBRATION)
     return (
         min(
-            table.memory(start, start + most, recompute).least_bytes
+            table.memory(start, start + most, mode).least_bytes
             for start in range(SECTIONS - most + 1)
-            for recompute in (False, True)
+            for mode in (WHOLE, Mode(recompute=True))
         )
         - 1
     )

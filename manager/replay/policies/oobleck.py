@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....morphing import Choice, Infeasible, Request
-from ....morphing.search_space import Mode, Options
+from ....morphing.search_space import Options
+from ....morphing.stages import Mode
 from ....morphing.unequal import Combination, combinations, pool, shared
 from ....morphing.unequal_search import played
 from ....pipeline import Plan, components
@@ -86,7 +87,7 @@ def _devices_per_vm(command: ComputePlan) -> int | None:
 def _pipelines(request: Request, sizes: Sequence[int] | None, per_vm: int) -> Choice | Infeasible:
     """The best of pipelines of these sizes, re-formed by the rules; None: of any."""
     options, best = Options(request, on_host=False), None
-    for mode in options.modes:
+    for mode in options.modes(2):
         for combination in _combinations(options, mode, sizes, per_vm):
             found = played(options, combination, mode)
             if found is not None and (best is None or found.predicted_s < best.predicted_s):
@@ -97,17 +98,8 @@ def _pipelines(request: Request, sizes: Sequence[int] | None, per_vm: int) -> Ch
 def _combinations(
     options: Options, mode: Mode, sizes: Sequence[int] | None, per_vm: int
 ) -> Sequence[Combination]:
-    num_workers, num = len(options.request.workers), options.request.num_micro_batches
-    num_vms = num_workers // per_vm
-    choices = pool(
-        options.table,
-        num,
-        num_vms,
-        per_vm,
-        options.capacity(num_workers),
-        recompute=mode.recompute,
-        halves=mode.halves,
-    )
+    num, num_vms = options.request.num_micro_batches, len(options.request.workers) // per_vm
+    choices = pool(options.table, num, num_vms, per_vm, options.capacity(), mode)
     if not choices:
         return []
     groups = None if sizes is None else regrouped(sizes, min(choices))
