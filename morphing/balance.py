@@ -108,7 +108,8 @@ def split_micro_batches(num_micro_batches: int, paces: Sequence[tuple[int, int]]
     """
     if not 1 <= len(paces) <= num_micro_batches:
         raise ValueError(f"{len(paces)} replicas for {num_micro_batches} micro-batches")
-    ends_ns = _least_end_ns(num_micro_batches, paces)
+    slowest_ns = max(fixed_ns + num_micro_batches * each_ns for fixed_ns, each_ns in paces)
+    ends_ns = least(slowest_ns, lambda ns: sum(_done_by(ns, paces)) >= num_micro_batches)
     shares = _done_by(ends_ns, paces)
     extra = sum(shares) - num_micro_batches
     for number in reversed(range(len(paces))):  # replicas that end exactly then can do one less
@@ -120,15 +121,18 @@ def split_micro_batches(num_micro_batches: int, paces: Sequence[tuple[int, int]]
     return tuple(shares)
 
 
-def _least_end_ns(num_micro_batches: int, paces: Sequence[tuple[int, int]]) -> int:
-    sooner = 0
-    enough = max(fixed_ns + num_micro_batches * each_ns for fixed_ns, each_ns in paces)
-    while enough - sooner > 1:
-        middle = (sooner + enough) // 2
-        if sum(_done_by(middle, paces)) >= num_micro_batches:
+def least(enough: int, suffices: Callable[[int], bool], precision: int = 1) -> int:
+    """The least whole number > 0 that suffices, or less than `precision` more.
+
+    All larger ones suffice, and `enough` is known to.
+    """
+    too_little = 0
+    while enough - too_little > precision:
+        middle = (too_little + enough) // 2
+        if suffices(middle):
             enough = middle
         else:
-            sooner = middle
+            too_little = middle
     return enough
 
 

@@ -9,7 +9,7 @@ number that was simulated: what runs without more workers runs with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..pipeline import Plan, Range
 from ..simulator import Calibration, simulate
@@ -68,15 +68,13 @@ def failure_plans(
     orders = [_order(ranks, most, key) for key in (_cost(plan, calibration), _no_cost)]
     apart = max(1, -(-most // simulated))
     found: list[FailurePlan] = []
-    kept: list[_Simulated] = []
     for number in range(most, -1, -1):
+        tried = found[-1:]
         if (most - number) % apart == 0 or number == 0:
-            kept += [_simulate(plan, calibration, ranks, order[:number]) for order in orders[: number or 1]]
-            kept = [min(kept, key=lambda one: (one.pipeline_s, one.step_s))]
-        (best,) = kept
-        found.append(
-            FailurePlan(best.failures, best.rerouted, best.step_s, best.pipeline_s, bounds_s[number])
-        )
+            for order in orders[: number or 1]:
+                tried.append(_simulated(plan, calibration, ranks, order[:number], bounds_s[number]))
+        best = min(tried, key=lambda one: (one.pipeline_s, one.step_s))
+        found.append(replace(best, bound_s=bounds_s[number]))
     return tuple(reversed(found))
 
 
@@ -93,7 +91,7 @@ def least_bounds_s(plan: Plan, calibration: Calibration, most: int) -> tuple[flo
     cost = _cost(plan, calibration)
     highest = max(cost(stage, len(one)) for stage, one in enumerate(ranks))
     found = [highest]
-    survivors = [len(one) for one in ranks]
+    survivors = [*map(len, ranks)]
     for stage in _order(ranks, most, cost):
         survivors[stage] -= 1
         highest = max(highest, cost(stage, survivors[stage]))
@@ -101,17 +99,13 @@ def least_bounds_s(plan: Plan, calibration: Calibration, most: int) -> tuple[flo
     return tuple(bound_ns / _NS_PER_S for bound_ns in found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Simulated:
-    failures: tuple[int, ...]
-    rerouted: Rerouted
-    step_s: float
-    pipeline_s: float
-
-
-def _simulate(
-    plan: Plan, calibration: Calibration, ranks: Sequence[Sequence[int]], failed: Sequence[int]
-) -> _Simulated:
+def _simulated(
+    plan: Plan,
+    calibration: Calibration,
+    ranks: Sequence[Sequence[int]],
+    failed: Sequence[int],
+    bound_s: float,
+) -> FailurePlan:
     """`failed`: the stages of the failures. Those of a stage are of its first workers, so that where all
     stages have as many, whole pipelines are gone and no path crosses."""
     failures = tuple(map(failed.count, range(len(ranks))))
@@ -119,7 +113,7 @@ def _simulate(
     found = reroute(plan, dead) if dead else Rerouted(plan, tuple(range(plan.num_workers)))
     assert not isinstance(found, Infeasible), "each stage has a survivor"
     step = simulate(found.plan, calibration, timeline=False)
-    return _Simulated(failures, found, step.time_s, step.pipeline_s)
+    return FailurePlan(failures, found, step.time_s, step.pipeline_s, bound_s)
 
 
 _Cost = Callable[[int, int], int]

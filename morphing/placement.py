@@ -169,13 +169,9 @@ class _Inside:
         return needed - self.worth(held, wanted)
 
     def _solve(self, held: _Held, wanted: _Wanted) -> tuple[dict[int, int], int]:
-        worth = {
-            (index, offset): self._kept(span, own)
-            for index, span in enumerate(held)
-            for offset, own in enumerate(wanted)
-        }
-        pairs = _greedy(worth)
-        return {offset: index for index, offset in pairs}, sum(worth[pair] for pair in pairs)
+        pairs = _greedy(held, wanted, self._kept)
+        worth = sum(self._kept(held[index], wanted[offset]) for index, offset in pairs)
+        return {offset: index for index, offset in pairs}, worth
 
     def _kept(self, held: Range | None, wanted: Range) -> int:
         if held is None:
@@ -198,35 +194,21 @@ def _pairs(held: Sequence[_Held], wants: Sequence[_Wanted], inside: _Inside) -> 
     taken = {index for index, _ in pairs}
     lefts = [index for index in range(len(held)) if index not in taken]
     rights = sorted(place for places in free.values() for place in places)
-    if len(lefts) == len(rights) <= _FEW:
+    if len(lefts) <= _FEW:
         places = cheapest([[inside.lacking(held[left], wants[right]) for right in rights] for left in lefts])
         found = list(enumerate(places))
     else:
-        found = _greedy_alike([held[n] for n in lefts], [wants[n] for n in rights], inside.worth)
+        found = _greedy([held[n] for n in lefts], [wants[n] for n in rights], inside.worth)
     return [*pairs, *((lefts[left], rights[right]) for left, right in found)]
-
-
-def _greedy(worth: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:
-    """Greedy one-to-one matching, the pairs of most worth first; ties in ascending order."""
-    left: set[int] = set()
-    right: set[int] = set()
-    pairs: list[tuple[int, int]] = []
-    for pair in sorted(worth, key=lambda pair: (-worth[pair], pair)):
-        if pair[0] not in left and pair[1] not in right:
-            left.add(pair[0])
-            right.add(pair[1])
-            pairs.append(pair)
-    return pairs
 
 
 L = TypeVar("L", bound=Hashable)
 R = TypeVar("R", bound=Hashable)
 
 
-def _greedy_alike(
-    lefts: Sequence[L], rights: Sequence[R], worth: Callable[[L, R], int]
-) -> list[tuple[int, int]]:
-    """`_greedy` for items of few distinct kinds, without enumerating all pairs."""
+def _greedy(lefts: Sequence[L], rights: Sequence[R], worth: Callable[[L, R], int]) -> list[tuple[int, int]]:
+    """Greedy one-to-one matching, the pairs of most worth first; ties in ascending order. Takes pairs of
+    kinds, not of items: these are many and of few kinds."""
     free_left = _indices(lefts)
     free_right = {right: deque(indices) for right, indices in _indices(rights).items()}
     kinds: dict[int, dict[L, list[deque[int]]]] = {}

@@ -12,7 +12,7 @@ job is over. Losses are a Poisson process; the foreseen end is the same for all 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
@@ -71,8 +71,9 @@ class Risk:
 
     def touches(self, used: int, num_vms: int) -> float:
         """The probability that a loss takes any of `used` VMs out of `num_vms`."""
-        none_of_them = [1] + [0] * len(_weights(num_vms, self.mean_size))
-        return _fatal(num_vms - used, num_vms, none_of_them, self.mean_size)
+        return _mean(
+            num_vms, self.mean_size, lambda size: 1.0 - comb(num_vms - used, size) / comb(num_vms, size)
+        )
 
     def fatal_with(self, hosts: Sequence[frozenset[str]], num_vms: int) -> float:
         """The probability that a loss leaves some section no host. Exact, but where many VMs host sections
@@ -83,8 +84,13 @@ class Risk:
         if _width(minimal) > _WIDEST:
             return _at_most(num_vms, list(map(len, minimal)), self.mean_size)
         spared = _sparing(minimal, most=len(_weights(num_vms, self.mean_size)))
-        involved = len(frozenset[str]().union(*minimal))
-        return _fatal(num_vms - involved, num_vms, spared, self.mean_size)
+        num_others = num_vms - len(frozenset[str]().union(*minimal))
+
+        def fatal(size: int) -> float:
+            harmless = sum(spared[part] * comb(num_others, size - part) for part in range(size + 1))
+            return 1.0 - harmless / comb(num_vms, size)
+
+        return _mean(num_vms, self.mean_size, fatal)
 
     def _lost(self, fatal: float, step_s: float) -> float:
         return self.losses_per_s * fatal * (self.redo_s + self.redo_steps * step_s)
@@ -183,18 +189,28 @@ def _lost_with(num_vms: int, hosts: tuple[int, ...], mean_size: float) -> float:
     sets taken away.
     """
     assert sum(hosts) <= num_vms, "no VM is in two of the sets"
-    weights = _weights(num_vms, mean_size)
-    signs = [1] + [0] * len(weights)
+    most = len(_weights(num_vms, mean_size))
+    signs = [1] + [0] * most
     for number in hosts:
-        for size in range(len(weights), number - 1, -1):
+        for size in range(most, number - 1, -1):
             signs[size] -= signs[size - number]
-    found = 0.0
-    for size, weight in enumerate(weights, start=1):
+
+    def fatal(size: int) -> float:
         # In whole numbers, for what is added and taken away is far larger than what remains.
         spared = sum(
             signs[taken] * comb(num_vms - taken, size - taken) for taken in range(size + 1) if signs[taken]
         )
-        found += weight * (1.0 - spared / comb(num_vms, size))
+        return 1.0 - spared / comb(num_vms, size)
+
+    return _mean(num_vms, mean_size, fatal)
+
+
+def _mean(num_vms: int, mean_size: float, of_size: Callable[[int], float]) -> float:
+    """The mean of what `of_size` says of losses of 1, 2, ... VMs, by how likely they are."""
+    weights = _weights(num_vms, mean_size)
+    found = 0.0
+    for size, weight in enumerate(weights, start=1):
+        found += weight * of_size(size)
     return found / sum(weights)
 
 
@@ -241,19 +257,9 @@ def _width(sets: Sequence[Set[str]]) -> int:
 
 def _at_most(num_vms: int, hosts: Sequence[int], mean_size: float) -> float:
     """The probability that a loss takes all of one of these sets of VMs is at most this."""
-    weights = _weights(num_vms, mean_size)
-    found = 0.0
-    for size, weight in enumerate(weights, start=1):
+
+    def fatal(size: int) -> float:
         each = sum(comb(num_vms - number, size - number) for number in hosts if number <= size)
-        found += weight * min(1.0, each / comb(num_vms, size))
-    return found / sum(weights)
+        return min(1.0, each / comb(num_vms, size))
 
-
-def _fatal(num_others: int, num_vms: int, spared: Sequence[int], mean_size: float) -> float:
-    """The probability that a loss is not spared: it takes so many of the involved VMs, the rest of others."""
-    weights = _weights(num_vms, mean_size)
-    found = 0.0
-    for size, weight in enumerate(weights, start=1):
-        harmless = sum(spared[part] * comb(num_others, size - part) for part in range(size + 1))
-        found += weight * (1.0 - harmless / comb(num_vms, size))
-    return found / sum(weights)
+    return _mean(num_vms, mean_size, fatal)

@@ -270,15 +270,8 @@ def _compiled(in_memory: bool) -> _Kernel:
     def empty(length: int) -> Any:
         return numpy.zeros(length, numpy.int64)
 
-    some = empty(1)
-    example = (
-        *(1, 1, 1, 1, True),
-        StageCosts(some, some, some),
-        CutCosts(some, some, some, some),
-        Fronts(some, some),
-        Labels(some, some, some, some, some),
-        Front(some, some, some, some),
-    )
+    tables = (StageCosts, CutCosts, Fronts, Labels, Front)
+    example = (1, 1, 1, 1, True, *(table(*[empty(1)] * len(table._fields)) for table in tables))
     return _Kernel(compile_kernel(fill, example, in_memory=in_memory), array, empty)
 
 

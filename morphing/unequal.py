@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy
 
 from ..pipeline import Hop, Path, Plan, Schedule, dealt
+from .balance import least
 from .stages import WHOLE, Mode, StageTable
 from .templates import Template, TemplateStage, templates
 
@@ -104,18 +105,17 @@ def _best(
     beside: Sequence[Template],
 ) -> Combination:
     """`enough`: nanoseconds that are known to do."""
-    too_short = 0
-    while enough - too_short > precision_ns:
-        middle = (too_short + enough) // 2
-        packed = _Packed(paces.done_by(middle, num_micro_batches), num_vms, count)
-        if _suffices(packed, count, beside, middle, num_micro_batches):
-            enough = middle
-        else:
-            too_short = middle
-    packed = _Packed(paces.done_by(enough, num_micro_batches), num_vms, count)
-    members = sorted(packed.members(count), key=lambda one: (-one[1].num_vms, -one[0]))
+
+    def packed(time_ns: int) -> _Packed:
+        return _Packed(paces.done_by(time_ns, num_micro_batches), num_vms, count)
+
+    def suffices(time_ns: int) -> bool:
+        return _suffices(packed(time_ns), count, beside, time_ns, num_micro_batches)
+
+    time_ns = least(enough, suffices, precision_ns)
+    members = sorted(packed(time_ns).members(count), key=lambda one: (-one[1].num_vms, -one[0]))
     taken = [*beside, *(template for _, template in members)]
-    done = [*_each_done(beside, enough, num_micro_batches), *(done for done, _ in members)]
+    done = [*_each_done(beside, time_ns, num_micro_batches), *(done for done, _ in members)]
     shares = _trimmed(done, taken, num_micro_batches)
     for place in range(len(beside), len(taken)):  # alike in the time of the slowest pipeline
         size, share = taken[place].num_vms, shares[place]
@@ -138,14 +138,9 @@ def _each_done(templates: Sequence[Template], time_ns: int, num_micro_batches: i
 
 def shared(members: Sequence[Template], num_micro_batches: int) -> Combination:
     """These pipelines, with the shares of N micro-batches that end soonest."""
-    enough, too_short = max(one.time_ns(num_micro_batches) for one in members), 0
-    while enough - too_short > 1:
-        middle = (too_short + enough) // 2
-        if sum(one.done_by(middle) for one in members) >= num_micro_batches:
-            enough = middle
-        else:
-            too_short = middle
-    done = _each_done(members, enough, num_micro_batches)
+    slowest_ns = max(one.time_ns(num_micro_batches) for one in members)
+    time_ns = least(slowest_ns, lambda ns: sum(one.done_by(ns) for one in members) >= num_micro_batches)
+    done = _each_done(members, time_ns, num_micro_batches)
     return Combination(tuple(members), _trimmed(done, members, num_micro_batches))
 
 

@@ -43,12 +43,10 @@ class Cluster:
 
     @cached_property
     def _sums(self) -> dict[str, list[float]]:
-        sums: dict[str, list[float]] = {}
-        for name in ("forward_s", "backward_s", "input_s", "weight_s", "optimizer_s"):
-            total = sums.setdefault(name, [0])
-            for value in getattr(self.calibration, name):
-                total.append(total[-1] + value)
-        return sums
+        names = ("forward_s", "backward_s", "input_s", "weight_s", "optimizer_s")
+        return {
+            name: list(itertools.accumulate(getattr(self.calibration, name), initial=0)) for name in names
+        }
 
     def _total(self, name: str, span: Range) -> float:
         return self._sums[name][span.stop] - self._sums[name][span.start]

@@ -32,32 +32,24 @@ class NotKept(Exception):
 
 
 def compile_list_schedule(*, in_memory: bool) -> Callable[..., None]:
-    """Compile `list_schedule`, or load it from the cache on disk.
-
-    Where it cannot be cached, `in_memory` compiles it for this process alone; without it, raises `NotKept`.
-    """
+    """Compile `list_schedule`; see `compile_kernel`."""
     records = (ListWorker, ListHop, ForwardTurn, Entry, Queued)
     return compile_kernel(list_schedule, tuple(make(record, 0) for record in records), in_memory=in_memory)
 
 
 def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
-    """Compile `engine.run`; see `compile_list_schedule`."""
-    state = State(
-        workers=make(SimWorker, 0),
-        hops=make(SimHop, 0),
-        operations=make(SimOperation, 0),
-        links=make(Link, 0),
-        wires=make(Wire, 0),
-        arrivals=make(Arrival, 0),
-        turns=make(ForwardTurn, 0),
-        entries=make(Entry, 0),
-    )
+    """Compile `engine.run`; see `compile_kernel`."""
+    records = (SimWorker, SimHop, SimOperation, Link, Wire, Arrival, ForwardTurn, Entry)
+    state = State(*(make(record, 0) for record in records))
     return compile_kernel(run, (state, 0), in_memory=in_memory)
 
 
 def compile_kernel(function: Any, example: tuple[Any, ...], *, in_memory: bool) -> Any:
-    """Compile a function, and what it calls, for arguments like those of `example`; see
-    `compile_list_schedule`."""
+    """Compile a function, and what it calls, for arguments like those of `example`, or load it from the cache
+    on disk.
+
+    Where it cannot be cached, `in_memory` compiles it for this process alone; without it, raises `NotKept`.
+    """
     signature = tuple(numba.typeof(argument) for argument in example)
     twin = _with_compiled_callees(function, {})
     twin.__qualname__ = f"{function.__qualname__}_{_digest()}"  # numba's cache is keyed by this name

@@ -24,10 +24,15 @@ class ClosingKind(StrEnum):
     UPDATE = "update"
     """The optimizer, over the worker's whole range."""
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether it runs beside other operations, not after them."""
+        return self in (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
+
 
 class Closing(NamedTuple):
-    """A closing operation of a step on a worker, from `start_s` to `stop_s`: all-reduces run beside other
-    operations, the rest after them. `section` is that of a gradient all-reduce."""
+    """A closing operation of a step on a worker, from `start_s` to `stop_s`. `section` is that of a gradient
+    all-reduce."""
 
     worker: int
     kind: ClosingKind
@@ -97,8 +102,8 @@ def _sum_all(
     group when its last one ends.
 
     Each worker runs them one after the other beside its operations, those of tied parameters last; a section
-    without gradients has none. A section's begins when all its hosts
-    have reached it and have done their last backward of the section; that of the losses at `losses_ns`.
+    without gradients has none. A section's begins when all its hosts have reached it and have done their last
+    backward of the section; that of the losses at `losses_ns`.
     """
     tallied_ns = losses_ns + _allreduce_ns(cluster, groups, LOSS_ALLREDUCE_BYTES * plan.num_micro_batches)
     closed.append(Closed(groups, ClosingKind.LOSS_ALLREDUCE, None, losses_ns, tallied_ns))
@@ -111,10 +116,7 @@ def _sum_all(
     sums = [((section,), own[section]) for section in sum_order(plan)]
     tied = sorted(cluster.calibration.tied_sums, key=lambda one: one.sections, reverse=True)
     for sections, size_bytes in (*sums, *((one.sections, one.gradient_bytes) for one in tied)):
-        if len(sections) == 1:
-            numbers = hosts_of[sections[0]]
-        else:
-            numbers = sorted({number for section in sections for number in hosts_of[section]})
+        numbers = sorted({number for section in sections for number in hosts_of[section]})
         hosts = [groups[number] for number in numbers]
         if not size_bytes or not numbers or (len(numbers) == 1 and len(hosts[0].workers) == 1):
             continue

@@ -11,7 +11,6 @@ from typing import Any
 
 from ...pipeline import Kind, Operation, output_of
 from ..spans import Span
-from ..step_end import ClosingKind
 from .lanes import Lane, Pipeline, Timeline
 
 _MOST_OPERATIONS = 150_000  # about 45 MB, which viewers still open; beyond, pipelines are left out
@@ -24,7 +23,6 @@ _CATEGORIES = {
     Kind.INPUT: "input gradients",
     Kind.WEIGHT: "weight gradients",
 }
-_BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 Event = dict[str, Any]
 
@@ -96,7 +94,7 @@ def _lane(lane: Lane, place: Event) -> Iterator[Event]:
         }
     for closing in lane.closings:
         yield {
-            **(beside if closing.kind in _BESIDE else place),
+            **(beside if closing.kind.is_beside else place),
             **_complete(closing.start_s, closing.stop_s),
             "name": closing.kind.value + ("" if closing.section is None else f" section {closing.section}"),
             "cat": closing.kind.value,

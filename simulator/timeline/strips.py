@@ -37,7 +37,6 @@ _NAMES = {
     Kind.INPUT: "input gradients",
     Kind.WEIGHT: "weight gradients",
 }
-_BESIDE = (ClosingKind.LOSS_ALLREDUCE, ClosingKind.GRADIENT_ALLREDUCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,7 @@ def closings(lane: Lane, window: Window, y: float) -> str:
         if not window.holds(closing.start_s, closing.stop_s):
             continue
         start, stop = window.x(closing.start_s), window.x(closing.stop_s)
-        beside = closing.kind in _BESIDE
-        top, height = (y + OPERATIONS, SUMS) if beside else (y, OPERATIONS)
+        top, height = (y + OPERATIONS, SUMS) if closing.kind.is_beside else (y, OPERATIONS)
         of = "" if closing.section is None else f" of section {closing.section}"
         taken = seconds(closing.stop_s - closing.start_s)
         parts.append(
