@@ -133,7 +133,7 @@ def continue_step(
         (member, number, parcel)
         for member, parcels in enumerate(shown)
         for number, parcel in enumerate(parcels)
-        if (parcel.step, parcel.branch) == (step, branch)
+        if _is_of(parcel, step, branch)
     ]
     whole = {sections: Pairs.all(sections, num_micro_batches) for sections in hosts}
     if not _compatible((parcel for _, _, parcel in current), whole):
@@ -148,8 +148,8 @@ def continue_step(
     for sections, own_hosts in hosts.items():
         size = sizes.get(sections, 0)
         for member, number, parcel in _by_worth(of_bucket[sections], own_hosts):
-            if not parcel.pairs or not parcel.pairs <= missing[sections]:
-                continue  # nothing, or some of it counts already
+            if not parcel.pairs or not _is_open(parcel.pairs, missing[sections]):
+                continue
             destination = member
             if member not in own_hosts:
                 takers = [host for host in own_hosts if left.get(host, math.inf) >= size]
@@ -175,6 +175,15 @@ def bringers(shown: Sequence[Iterable[int]], num_workers: int) -> dict[int, tupl
         for micro_batch in micro_batches:
             found.setdefault(micro_batch, (member, member if member < num_workers else 0))
     return found
+
+
+def _is_of(parcel: Parcel, step: int, branch: int) -> bool:
+    return (parcel.step, parcel.branch) == (step, branch)
+
+
+def _is_open(pairs: Pairs, missing: Pairs) -> bool:
+    """Whether no parcel taken before holds any of `pairs`."""
+    return pairs <= missing
 
 
 def _compatible(parcels: Iterable[Parcel], buckets: Iterable[tuple[int, ...]]) -> bool:

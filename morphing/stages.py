@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from ..pipeline import Range, Schedule
-from ..simulator import Calibration, sizes_of, to_ns
-from .memory import StageMemory, stage_memory
+from ..simulator import Calibration, Sizes, sizes_of, to_ns
 
 
 class Mode(NamedTuple):
@@ -20,6 +20,27 @@ class Mode(NamedTuple):
 
 
 WHOLE, HALVES = Mode(), Mode(halves=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """A stage needs `fixed_bytes` plus `each_bytes` per micro-batch in flight, and `update_bytes` at the end
+    of a step, when nothing is in flight."""
+
+    fixed_bytes: int
+    each_bytes: int
+    update_bytes: int
+
+    @property
+    def least_bytes(self) -> int:
+        """The memory with a single micro-batch in flight."""
+        return max(self.fixed_bytes + self.each_bytes, self.update_bytes)
+
+    def window(self, capacity_bytes: int) -> int | None:
+        """How many micro-batches in flight fit; None if their number needs no memory."""
+        if self.least_bytes > capacity_bytes:
+            return 0
+        return (capacity_bytes - self.fixed_bytes) // self.each_bytes if self.each_bytes else None
 
 
 @lru_cache(maxsize=16)
@@ -91,11 +112,42 @@ class StageTable:
         return to_ns(least_s + self.calibration.collective_s)
 
     def memory(self, start: int, stop: int, mode: Mode) -> StageMemory:
-        """See `stage_memory`."""
+        """A bound on what it takes, which a simulation then checks."""
         key = (start, stop, mode)
         if key not in self._memory:
-            self._memory[key] = stage_memory(self._sizes, Range(start, stop), *mode, self.schedule)
+            self._memory[key] = _memory(self._sizes, Range(start, stop), mode, self.schedule)
         return self._memory[key]
+
+
+def _memory(sizes: Sizes, span: Range, mode: Mode, schedule: Schedule) -> StageMemory:
+    """An upper bound for a stage of a straight pipeline whose workers have the same window.
+
+    A micro-batch in flight at a stage, or waiting in front of it, is in flight at every stage before it; so
+    the window bounds both together. Without recomputation each keeps its activations; with it, only its
+    input, and one micro-batch at a time has activations as well. The last stage runs each backward right
+    after its forward (except under GPipe), so it keeps one micro-batch's activations and the others' inputs.
+    A stage of frozen sections keeps only inputs. With halves every stage, the last one too, keeps activations
+    and what an I leaves until the W; and since a stage may have done its W before the next one has, as many
+    inputs as the window again may wait in front of it. A checkpoint's snapshot is counted in full, as if no
+    replica wrote a share of it.
+    """
+    last = span.stop == sizes.num_sections
+    entered = sizes.inputs(span) + sizes.gradients(span) + sizes.held(span)
+    kept, backward = sizes.kept(span), sizes.backward_peak(span)
+    resident = sizes.state(span) + sizes.snapshot([(section, 1) for section in span.sections])
+    update = resident + sizes.update(span)
+    # Temporary memory beyond `kept`: of a forward (whose own activations are not kept yet), or a backward.
+    running = max(sizes.forward_peak(span) - kept, backward)
+    if mode.halves and span.stop > sizes.frozen:
+        waiting = sizes.inputs(span)
+        running = max(sizes.forward_peak(span) - kept, sizes.weight_peak(span))
+        return StageMemory(resident + running, kept + entered + sizes.pending(span) + waiting, update)
+    if mode.recompute:
+        brief = sizes.brief_forward_peak(span)
+        return StageMemory(resident + max(brief, kept + running), entered, update)
+    if last and not schedule.forwards_first:
+        return StageMemory(resident + kept + running, entered, update)
+    return StageMemory(resident + running, kept + entered, update)
 
 
 def _sums(seconds: Sequence[float]) -> list[int]:

@@ -88,47 +88,43 @@ def combinations(
     slowest = max(one.time_ns(num_micro_batches) for each in choices.values() for one in each)
     most_ns = slowest if most_ns is None else min(most_ns, slowest)
     counts = min(num_vms // min(choices), num_micro_batches - len(beside))
-    paces = _Paces(choices)
-    packed = _Packed(paces.done_by(most_ns, num_micro_batches), num_vms, counts)
+    search = _Search(_Paces(choices), num_vms, num_micro_batches, beside)
+    packed = search.packed(most_ns, counts)
     for count in range(1, counts + 1):
-        if _suffices(packed, count, beside, most_ns, num_micro_batches):
-            yield _best(paces, num_vms, num_micro_batches, count, most_ns, precision_ns, beside)
+        if search.suffices(packed, count, most_ns):
+            yield search.best(count, most_ns, precision_ns)
 
 
-def _best(
-    paces: _Paces,
-    num_vms: int,
-    num_micro_batches: int,
-    count: int,
-    enough: int,
-    precision_ns: int,
-    beside: Sequence[Template],
-) -> Combination:
-    """`enough`: nanoseconds that are known to do."""
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """For combinations of the templates of `paces`; the rest as in `combinations`."""
 
-    def packed(time_ns: int) -> _Packed:
-        return _Packed(paces.done_by(time_ns, num_micro_batches), num_vms, count)
+    paces: _Paces
+    num_vms: int
+    num_micro_batches: int
+    beside: Sequence[Template]
 
-    def suffices(time_ns: int) -> bool:
-        return _suffices(packed(time_ns), count, beside, time_ns, num_micro_batches)
+    def packed(self, time_ns: int, counts: int) -> _Packed:
+        return _Packed(self.paces.done_by(time_ns, self.num_micro_batches), self.num_vms, counts)
 
-    time_ns = least(enough, suffices, precision_ns)
-    members = sorted(packed(time_ns).members(count), key=lambda one: (-one[1].num_vms, -one[0]))
-    taken = [*beside, *(template for _, template in members)]
-    done = [*_each_done(beside, time_ns, num_micro_batches), *(done for done, _ in members)]
-    shares = _trimmed(done, taken, num_micro_batches)
-    for place in range(len(beside), len(taken)):  # alike in the time of the slowest pipeline
-        size, share = taken[place].num_vms, shares[place]
-        taken[place] = min(paces.choices[size], key=lambda one: one.time_ns(share))
-    return Combination(tuple(taken), shares)
+    def suffices(self, packed: _Packed, count: int, time_ns: int) -> bool:
+        """Whether `count` pipelines and those beside do all micro-batches in the time, each at least one."""
+        most, num = packed.most(count), self.num_micro_batches
+        return most > 0 and most + sum(_each_done(self.beside, time_ns, num)) >= num
 
-
-def _suffices(
-    packed: _Packed, count: int, beside: Sequence[Template], time_ns: int, num_micro_batches: int
-) -> bool:
-    """Whether `count` pipelines and those beside do all micro-batches in the time, each at least one."""
-    most = packed.most(count)
-    return most > 0 and most + sum(_each_done(beside, time_ns, num_micro_batches)) >= num_micro_batches
+    def best(self, count: int, enough_ns: int, precision_ns: int) -> Combination:
+        """`enough_ns`: is known to suffice."""
+        num = self.num_micro_batches
+        time_ns = least(enough_ns, lambda ns: self.suffices(self.packed(ns, count), count, ns), precision_ns)
+        members = self.packed(time_ns, count).members(count)
+        members.sort(key=lambda one: (-one[1].num_vms, -one[0]))
+        taken = [*self.beside, *(template for _, template in members)]
+        done = [*_each_done(self.beside, time_ns, num), *(done for done, _ in members)]
+        shares = _trimmed(done, taken, num)
+        for place in range(len(self.beside), len(taken)):  # alike in the time of the slowest pipeline
+            size, share = taken[place].num_vms, shares[place]
+            taken[place] = min(self.paces.choices[size], key=lambda one: one.time_ns(share))
+        return Combination(tuple(taken), shares)
 
 
 def _each_done(templates: Sequence[Template], time_ns: int, num_micro_batches: int) -> list[int]:

@@ -40,8 +40,8 @@ def compile_list_schedule(*, in_memory: bool) -> Callable[..., None]:
 def compile_run(*, in_memory: bool) -> Callable[[State, int], None]:
     """Compile `engine.run`; see `compile_kernel`."""
     records = (SimWorker, SimHop, SimOperation, Link, Wire, Arrival, ForwardTurn, Entry)
-    state = State(*(make(record, 0) for record in records))
-    return compile_kernel(run, (state, 0), in_memory=in_memory)
+    arrays: list[Any] = [make(record, 0) for record in records]
+    return compile_kernel(run, (State(*arrays), 0), in_memory=in_memory)
 
 
 def compile_kernel(function: Any, example: tuple[Any, ...], *, in_memory: bool) -> Any:

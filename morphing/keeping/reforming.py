@@ -137,7 +137,7 @@ class _Search:
     def most_promising(self) -> list[tuple[float, _Draft]]:
         """(about what it is worth, plan)."""
         by_kind: dict[tuple[Stages, ...], _Draft] = {}
-        for draft in sorted(self._drafts(), key=_fast_and_kept_first):
+        for draft in sorted(self._drafts(), key=lambda one: (one.step_ns, -one.num_kept)):
             by_kind.setdefault(draft.kind, draft)
         fastest = [*by_kind.values()][:_LOOKED_AT]
         best = sorted(self._valued(fastest), key=lambda each: -each[0])[:_RECUT]
@@ -204,10 +204,6 @@ class _Search:
 
     def _template(self, stages: Stages) -> Template | None:
         return template_of(self._options.table, stages, self._per_vm, self._capacity, self._mode)
-
-
-def _fast_and_kept_first(draft: _Draft) -> tuple[int, int]:
-    return draft.step_ns, -draft.num_kept
 
 
 def _as_fast(
