@@ -186,36 +186,26 @@ def _parts(
     parts, lead_ns = list[_Part](), 0
     saves = table.schedule.forwards_first and mode.recompute
     for span, factor in zip(stages, factors, strict=True):
-        whole_ns = table.forward_ns[span.stop] - table.forward_ns[span.start]
-        forward_ns = round(factor * whole_ns) + table.own_ns
-        again_ns = 0
-        if saves and not windowed:
-            again_ns = round(factor * table.again_ns(span.start, span.stop)) + table.own_ns
-        is_split = table.splits(span.stop, mode.halves)
-        passing, ending = table.backward_ns, table.backward_ns
-        if is_split:
-            passing, ending = table.input_ns, table.weight_ns
-        backward_ns = round(factor * (passing[span.stop] - passing[span.start])) + table.own_ns
-        rest_ns = ending[span.stop - 1] - ending[span.start]
-        if is_split:
-            weight_ns = round(factor * (ending[span.stop] - ending[span.start])) + table.own_ns
+        start, stop = span.start, span.stop
+
+        def takes_ns(compute_ns: int, factor: float = factor) -> int:
+            return round(factor * compute_ns) + table.own_ns
+
+        forward_ns = takes_ns(table.forward_ns[stop] - table.forward_ns[start])
+        again_ns = takes_ns(table.again_ns(start, stop)) if saves and not windowed else 0
+        if table.splits(stop, mode.halves):
+            backward_ns = takes_ns(table.input_ns[stop] - table.input_ns[start])
+            weight_ns = takes_ns(table.weight_ns[stop] - table.weight_ns[start])
+            earlier_ns = takes_ns(table.weight_ns[stop - 1] - table.weight_ns[start])
             work_ns = forward_ns + backward_ns + weight_ns
         else:
+            backward_ns = takes_ns(table.backward_ns[stop] - table.backward_ns[start])
             weight_ns = 0
-            recomputes = mode.recompute and not (saves and windowed)
-            work_ns = table.work_ns(span.start, span.stop, recomputes, factor)
-        parts.append(
-            _Part(
-                lead_ns,
-                work_ns,
-                again_ns,
-                forward_ns,
-                backward_ns + table.back_ns[span.stop - 1],
-                weight_ns,
-                round(factor * rest_ns) + table.own_ns,
-            )
-        )
-        lead_ns += forward_ns + table.there_ns[span.stop - 1]
+            earlier_ns = takes_ns(table.backward_ns[stop - 1] - table.backward_ns[start])
+            work_ns = table.work_ns(start, stop, mode.recompute and not (saves and windowed), factor)
+        back_ns = backward_ns + table.back_ns[stop - 1]
+        parts.append(_Part(lead_ns, work_ns, again_ns, forward_ns, back_ns, weight_ns, earlier_ns))
+        lead_ns += forward_ns + table.there_ns[stop - 1]
     return parts
 
 

@@ -19,8 +19,7 @@ from dataclasses import replace
 
 from ..pipeline import Plan, Range, Schedule
 from ..simulator import Calibration
-from .balance import Split
-from .placement import Roster, Slot, place, place_in
+from .placement import Roster, Slot, place_in
 from .request import Choice, Request
 from .stages import WHOLE, Mode, stage_table
 
@@ -62,21 +61,6 @@ def demands(request: Request) -> Iterator[Request]:
 def too_few(copies: int, wanted: int) -> str:
     """Why a candidate with so few copies cannot be used."""
     return f"a section would live on {_vms(copies)}, resilience.tolerated_failures asks for {_vms(wanted)}"
-
-
-def place_apart(
-    roster: Roster,
-    count: int,
-    split: Split,
-    copies: int,
-    holding: Mapping[str, Range],
-    weights: Sequence[int],
-) -> list[Slot]:
-    """The workers that a grid uses, as `place` orders them, or spread where that gives too few copies."""
-    slots = place(roster.used(count), split.stages, holding, weights, slow=split.slow)
-    if copies_in_grid(slots, len(split.stages)) >= copies:
-        return slots
-    return spread(roster, count, split.stages, holding, weights)
 
 
 def spread(

@@ -12,8 +12,8 @@ from ..pipeline.plan import Schedule
 from ..simulator import Calibration
 from .balance import Split, balance, split_micro_batches
 from .bounds import AllReduceCosts, Bound
-from .copies import most_copies, place_apart, too_few
-from .placement import Roster, Slot
+from .copies import copies_in_grid, most_copies, spread, too_few
+from .placement import Roster, Slot, place
 from .request import Candidate, Request
 from .stages import HALVES, Mode, StageTable, stage_table
 
@@ -222,9 +222,15 @@ class Options:
         return Option(candidate, split, capacity, least_ns / 1e9, Arranged(slots, deals))
 
     def placed(self, count: int, split: Split, *, keeping: bool) -> list[Slot]:
-        """`count` workers in rank order; `keeping`: each where it keeps most of what it holds."""
+        """`count` workers in rank order, as `place` has them, or spread where that gives too few copies.
+
+        `keeping`: each where it keeps most of what it holds.
+        """
         holding, weights = (self.request.holding, self.calibration.state_bytes) if keeping else ({}, ())
-        return place_apart(self.roster, count, split, self.copies, holding, weights)
+        slots = place(self.roster.used(count), split.stages, holding, weights, slow=split.slow)
+        if copies_in_grid(slots, len(split.stages)) >= self.copies:
+            return slots
+        return spread(self.roster, count, split.stages, holding, weights)
 
     def capacity(self, count: int | None = None) -> int:
         """Bytes that a plan may use of each of the first `count` workers; None: of all."""
