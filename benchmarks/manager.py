@@ -41,7 +41,7 @@ from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import Scope, TokenStore
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.manager.spec.placement import Attempt
 from makara.pipeline import Range, grid
 from makara.protocol.messages import BootConfig, Formed, Recipe

@@ -18,15 +18,13 @@ from ..config import is_loopback
 from ..service.quarantine import Quarantined
 from ..service.service import Service
 from ..spec.job_spec import JobSpecError
-from . import agents, boot, decisions, draining, machines, prometheus, web
-from . import jobs as api
-from . import plans as api_plan
-from . import tokens as api_tokens
+from . import agents, boot, decisions, history, jobs, machines, plans, prometheus, tokens, vms, web
 from .auth import user
 from .before_renting import CloudAway
 from .continuing import CannotGoOn
 from .submission import KeyUsed
 
+MODULES = (jobs, vms, history, plans, decisions, tokens, agents, boot, machines, web, prometheus)
 _OVERHEAD_BYTES = 4 << 20  # of a multipart body besides its bundle
 _UNKNOWN_BYTES = 64 << 10  # of a body that is read before authentication
 
@@ -44,7 +42,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for module in (api, draining, api_plan, decisions, api_tokens, agents, boot, machines, web, prometheus):
+    for module in MODULES:
         app.include_router(module.router)
     app.middleware("http")(_guard)
     if is_loopback(service.config.host):

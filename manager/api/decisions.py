@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from ..core.alternatives import Alternative
 from ..core.facts import GenerationPlanned, GrowthWeighed, PlanKept
 from ..service.journal import StoredFact
-from ..threads import CallKind
 from .auth import service_of
+from .history import Limit, Since, from_journal
 from .job_names import AskedJob
-from .query import Limit, Since
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
@@ -47,12 +46,11 @@ async def decisions(job: AskedJob, request: Request, since: Since = 0, limit: Li
     `limit` of those decisions."""
     service = service_of(request)
 
-    def read() -> bytes:
+    def read() -> DecisionsView:
         found = weighed_in(service.journal.facts(job.job, since))
-        newest = found if limit is None else found[-limit:]
-        return DecisionsView(decisions=newest).model_dump_json().encode()
+        return DecisionsView(decisions=found if limit is None else found[-limit:])
 
-    return Response(await service.threads.run(CallKind.HISTORY, read), media_type="application/json")
+    return await from_journal(service, read)
 
 
 def weighed_in(history: Iterable[StoredFact]) -> list[DecisionView]:

@@ -17,7 +17,7 @@ from ..service.planning.ranking import Ranking, rank
 from ..service.planning.requests import request_of
 from ..service.runtime import Job
 from ..service.service import Service
-from ..service.views import measured_s
+from ..service.views.steps import measured_s
 from ..threads import CallKind, Threads
 from .auth import service_of
 from .job_names import AskedJob

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from ..service.quarantine import STATUS
 from ..service.runtime import Job
 from ..service.service import Service
-from ..service.views import measured_s, newest_step, step_in_flight
+from ..service.views.morphs import step_in_flight
+from ..service.views.steps import measured_s, newest_step
 from .auth import User, service_of
 
 router = APIRouter(tags=["operations"])

@@ -11,9 +11,9 @@ from functools import partial
 
 from ...checkpoint import StoreRefused
 from ...protocol.archives import BadArchive, BundleBounds, check
-from ..service.costs.quote import Quote, quote_of
 from ..service.service import Service
 from ..service.store_access import StoreNotAllowed, check_usable
+from ..service.views.quote import Quote, quote_of
 from ..spec.job_spec import JobSpec, JobSpecError, parse_spec, to_settings
 from ..spec.resources import CLOUDS
 from ..threads import CallKind

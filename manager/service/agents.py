@@ -14,10 +14,10 @@ from ..core.orders import Leases, is_same, orders
 from ..spec.resources import CLOUDS
 from ..threads import CallKind, Threads
 from .journal import Journal
-from .pubsub import Hub, LiveUpdate
+from .pubsub import Hub, LiveUpdate, to_json
 from .quarantine import Quarantined
 from .runtime import Connection, Job
-from .views import step_view, to_json
+from .views.steps import step_view
 from .vms.watch import ProviderWatch, provider_of
 
 log = logging.getLogger("makara.manager")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from pydantic import BaseModel
 
 Kind = Literal["status", "step", "fact", "behind"]
 _MOST_FACTS = 200  # that wait for one watcher
@@ -22,6 +25,11 @@ class LiveUpdate:
     kind: Kind
     data: dict[str, Any]
     sequence: int | None = None
+
+
+def to_json(value: BaseModel) -> dict[str, Any]:
+    """Plain JSON values; NaN and infinities become null."""
+    return json.loads(value.model_dump_json())
 
 
 class Subscription:

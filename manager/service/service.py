@@ -45,12 +45,12 @@ from .journal import Journal
 from .journal_text import Unreadable
 from .planner.answers_ahead import AnswersAhead
 from .planning import Choose, compute_plan
-from .pubsub import Hub, LiveUpdate
+from .pubsub import Hub, LiveUpdate, to_json
 from .quarantine import Quarantined, quarantine_for
 from .runtime import RECENT_STEPS, Job
 from .store_access import at_source, open_for
 from .tokens import TokenStore
-from .views import job_view, to_json
+from .views.job import JobView, job_view
 from .vms.offers import OffersWatch
 from .vms.watch import ProviderWatch
 
@@ -366,6 +366,10 @@ class Service:
         """Run an export of the job's weights in a thread; only one at a time for each job."""
         return await self._whole(self.effects.export(job, call))
 
+    def view(self, job: Job) -> JobView:
+        """What users see of the job."""
+        return job_view(job, self.effects.trouble.get(job.job, {}), self.clock())
+
     # ---- one event -----------------------------------------------------------------------------------------
 
     async def handle(self, job: str, event: Event) -> None:
@@ -397,8 +401,7 @@ class Service:
     def _publish_status(self, runtime: Job) -> None:
         runtime.dirty = False
         if self.hub.watched(runtime.job):
-            view = job_view(runtime, self.effects.trouble.get(runtime.job, {}), self.clock())
-            self.hub.publish(runtime.job, LiveUpdate("status", to_json(view)))
+            self.hub.publish(runtime.job, LiveUpdate("status", to_json(self.view(runtime))))
 
     # ---- time and providers --------------------------------------------------------------------------------
 

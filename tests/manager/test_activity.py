@@ -6,9 +6,9 @@ from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.core.events import StopRequested
 from makara.manager.core.state import vm_of
-from makara.manager.service.activity import activity
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import morphs
+from makara.manager.service.views.activity import activity
+from makara.manager.service.views.morphs import morphs
 from makara.protocol.messages import CheckpointRef, Phase, Profile, WorkerReport
 from test_core_calibration import begin, enter, tell
 

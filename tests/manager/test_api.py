@@ -11,10 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from makara.manager.api import agents, boot, decisions, draining, machines, prometheus, web
-from makara.manager.api import jobs as api
-from makara.manager.api import plans as api_plan
-from makara.manager.api import tokens as api_tokens
+from makara.manager.api.app import MODULES
 from makara.manager.cli.client import RequestRefused
 from managers import Manager, archive, job_spec, release_all
 from starlette.routing import Route, WebSocketRoute
@@ -28,11 +25,7 @@ PUBLIC = {
     ("GET", "/page/{name}"),
     ("GET", "/api/v1/machines/challenge"),
 }
-ROUTES = [
-    route
-    for module in (api, draining, api_plan, decisions, api_tokens, agents, boot, machines, prometheus, web)
-    for route in module.router.routes
-]
+ROUTES = [route for module in MODULES for route in module.router.routes]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from makara.manager.cli.bundle import BundleError, pack
 from makara.manager.cli.progress import ProgressDisplay, describe_morph
 from makara.manager.core.events import StopRequested
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import JobView, job_view
+from makara.manager.service.views.job import JobView, job_view
 from managers import Manager, release_all
 from rich.console import Console
 from rich.table import Table

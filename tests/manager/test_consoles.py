@@ -13,7 +13,7 @@ from makara.manager.cli.progress import answers
 from makara.manager.core.facts import PersonNeeded, Resumption
 from makara.manager.core.state import JobState, Waiting
 from makara.manager.providers.consoles import MOST_LINES, last_lines
-from makara.manager.service.waiting_view import waiting_view
+from makara.manager.service.views.waiting import waiting_view
 from virtual_time import run_virtually
 
 ASKED = {"fact": "person_needed", "at": 0.0, "reason": "why", "offers": ["again"], "vms_until": 1.0}

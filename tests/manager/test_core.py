@@ -43,7 +43,7 @@ from makara.manager.core.facts import (
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.manager.spec.start_source import StartSource
 from makara.protocol.messages import CheckpointRef, Failure, Phase, Profile, WorkerReport
 

@@ -24,7 +24,7 @@ from makara.manager.core.failures import num_rounds, on_vm
 from makara.manager.core.fold import fold
 from makara.manager.core.state import Status
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Phase, Profile, WorkerReport
 
 

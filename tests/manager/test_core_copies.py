@@ -15,7 +15,7 @@ from makara.manager.core.facts import CopiesChanged
 from makara.manager.core.state import vm_of
 from makara.manager.service.planning import compute_plan
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.morphing import copies_of
 from makara.pipeline import Plan
 from makara.protocol.messages import Phase, Profile, WorkerReport

@@ -19,7 +19,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.orders import Leases, orders
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.pipeline import Range, grid
 from makara.protocol.messages import Phase, Profile, WorkerReport
 

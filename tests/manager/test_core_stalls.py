@@ -28,7 +28,7 @@ from makara.manager.core.facts import (
 from makara.manager.core.fold import fold
 from makara.manager.core.orders import orders
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.protocol.messages import (
     At,
     CheckpointRef,

@@ -27,7 +27,7 @@ from makara.manager.core.vms import VmStatus
 from makara.manager.service.journal import StoredFact
 from makara.manager.service.planning.growth import compute_growth
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.manager.spec.job_spec import Resilience
 from makara.morphing import Infeasible, Request, Slot, choose
 from makara.simulator import Calibration

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from in_service import Desk, desk
-from makara.manager.api import decisions, jobs
+from makara.manager.api import decisions, history
 from makara.manager.api.app import create_app
 from makara.manager.core.alternatives import Alternative
 from makara.manager.core.facts import GrowthWeighed
@@ -68,7 +68,7 @@ def test_histories_are_built_beside_the_event_loop(tmp_path: Path, monkeypatch: 
 
         return note
 
-    monkeypatch.setattr(jobs, "to_json", noted(jobs.to_json))
+    monkeypatch.setattr(history, "to_json", noted(history.to_json))
     monkeypatch.setattr(decisions, "weighed_in", noted(decisions.weighed_in))
 
     async def play() -> None:

@@ -10,7 +10,7 @@ from makara.manager.core.facts import GenerationFormed
 from makara.manager.core.fold import fold
 from makara.manager.core.state import Generation, JobState
 from makara.manager.service.runtime import FirstStep
-from makara.manager.service.views import morphs
+from makara.manager.service.views.morphs import morphs
 from makara.protocol.messages import Formed, KeptContributions, Recipe
 from test_state import opened, planned
 

@@ -16,7 +16,7 @@ from deaths import Deaths
 from lying_cloud import Habits
 from lying_history import History, Resources, explained
 from makara.manager.core.facts import VmNotReleased
-from makara.manager.service.costs.views import not_released
+from makara.manager.service.views.costs import not_released
 from virtual_time import run_virtually
 
 

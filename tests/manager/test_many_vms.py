@@ -15,7 +15,8 @@ from makara.manager.core.orders import OrderParts, orders
 from makara.manager.service.journal import StoredFact
 from makara.manager.service.pubsub import LiveUpdate, Subscription
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view, surviving
+from makara.manager.service.views.job import job_view
+from makara.manager.service.views.steps import surviving
 from makara.protocol.messages import GenerationOrder, Orders, Phase, StepMetrics
 
 

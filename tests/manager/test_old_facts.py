@@ -17,7 +17,7 @@ from makara.manager.core.fold import fold
 from makara.manager.core.state import JobState, Status, vm_of
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.journal_text import Unreadable, read_back
-from makara.manager.service.views import to_json
+from makara.manager.service.pubsub import to_json
 from pydantic import TypeAdapter
 
 FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)

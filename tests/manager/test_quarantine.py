@@ -16,7 +16,7 @@ from makara.manager.core.commands import ReleaseVm
 from makara.manager.core.events import Batch, ContinueRequested, DrainRequested, Event, ReportReceived
 from makara.manager.core.facts import VmNoticed
 from makara.manager.service import job_loop
-from makara.manager.service.views import JobView, job_view
+from makara.manager.service.views.job import JobView, job_view
 from makara.protocol.messages import Phase
 
 BAD, GOOD = "bad", "good"

@@ -18,7 +18,7 @@ from makara.manager.cli import main as cli
 from makara.manager.cli.costs.asking import lines
 from makara.manager.cli.plan_text import PricedVms, request
 from makara.manager.replay import Prices
-from makara.manager.service.costs.quote import Quote, quote_of
+from makara.manager.service.views.quote import Quote, quote_of
 from makara.manager.spec.job_spec import Resources, parse_spec
 from makara.manager.spec.placement import Market, Offer
 from makara.morphing import choose

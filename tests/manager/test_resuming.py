@@ -37,7 +37,7 @@ from makara.manager.service.effects import Effects
 from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
-from makara.manager.service.views import JobView, job_view
+from makara.manager.service.views.job import JobView, job_view
 from makara.manager.spec.start_source import StartSource
 from makara.manager.threads import Threads
 from makara.protocol.messages import CheckpointRef, Failure, Phase, WorkerReport

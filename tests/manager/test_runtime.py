@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from makara.manager.service.runtime import FirstStep, Job
-from makara.manager.service.views import measured_s
+from makara.manager.service.views.steps import measured_s
 from makara.protocol.messages import StepMetrics
 
 

@@ -45,7 +45,7 @@ from makara.manager.core.events import (
 from makara.manager.core.facts import BitsFixed, JobEnded, PersonNeeded, RecipeFixed, Resumption, StartCopied
 from makara.manager.core.state import Status
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import job_view
+from makara.manager.service.views.job import job_view
 from makara.manager.spec.job_spec import JobSpecError, parse_spec, resolve_uri
 from makara.manager.spec.start_source import StartSource, other_weights, split_step
 from makara.protocol.messages import CheckpointRef, Phase, Profile, WorkerReport

@@ -32,7 +32,7 @@ from makara.manager.core.facts import (
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status, vm_of
 from makara.manager.service.runtime import Job
-from makara.manager.service.views import JobView, job_view
+from makara.manager.service.views.job import JobView, job_view
 from makara.protocol.messages import CheckpointRef, Failure, Phase, StepMetrics, WorkerReport
 
 

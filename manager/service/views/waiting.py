@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from ...protocol.messages import Phase
-from ..core.state import JobState, vm_of, wanted_vms
-from ..core.vms import VmStatus
-from .runtime import Job
+from ....protocol.messages import Phase
+from ...core.state import JobState
+from ...core.vms import VmStatus
+from ..runtime import Job
 
 
 class WaitingView(BaseModel):
@@ -54,37 +54,6 @@ def waits_for_vms(job: Job) -> str | None:
     starting = sum(vm.status is VmStatus.JOINED and _starts(job, vm.vm) for vm in job.state.live_vms)
     parts = [f"{asked_for} asked for"] * (asked_for > 0) + [f"{starting} starting"] * (starting > 0)
     return f"waits for VMs ({', '.join(parts)})" if parts else None
-
-
-def unused_vms(job: Job) -> str:
-    """Why VMs that are ready have no work; empty if all have."""
-    current, state = job.state.current, job.state
-    if current is None or current.formed is None or not state.active or state.planned is not None:
-        return ""
-    working = {vm_of(worker) for worker, _ in current.incarnations}
-    considered = {vm_of(worker) for worker, _ in job.observations.planned_for}
-    idle = [vm.vm for vm in state.live_vms if vm.vm in considered - working]
-    if not idle:
-        return ""
-    fixed = state.spec is not None and (
-        state.spec.parallelism.pipeline_parallel_degree or state.spec.parallelism.data_parallel_degree
-    )
-    why = "the job file fixes P or D" if fixed else "none with more of them is faster or fits"
-    return f"{', '.join(idle)}: without work in the plan {current.shape}, and kept as a reserve: {why}"
-
-
-def beyond_use(state: JobState) -> str:
-    """The note that fewer VMs are requested than the job may have, and why; else empty."""
-    if state.spec is None or state.recipe is None or not state.active:
-        return ""
-    wanted, most = wanted_vms(state), state.spec.resources.max_nodes
-    if wanted >= most:
-        return ""
-    sizes = f"{state.recipe.num_sections} sections and {state.recipe.num_micro_batches} micro-batches"
-    return (
-        f"max_nodes is {most}, but no plan gives more than {wanted} VMs work ({sizes}): "
-        "more are not asked for"
-    )
 
 
 def _starts(job: Job, vm: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...protocol.messages import Phase, WorkerReport
-from ..core.state import Generation, JobState, Status, wanted_vms
-from .runtime import Job
+from ....protocol.messages import Phase, WorkerReport
+from ...core.state import Generation, JobState, Status, wanted_vms
+from ..runtime import Job
 
 
 def activity(job: Job) -> str:

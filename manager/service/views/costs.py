@@ -108,11 +108,7 @@ class Costs:
         place, now = vm.attempt.placement, self._price_now(vm)
         shown = now or vm.price
         return VmCost(
-            provider=place.provider,
-            market=place.market,
-            region=place.region,
-            zone=place.zone,
-            instance_type=place.instance_type,
+            **place.model_dump(),
             spent=spent.spot + spent.on_demand,
             at_most=spent.at_most,
             hourly=now.hourly if now is not None else 0.0,
@@ -122,7 +118,7 @@ class Costs:
         )
 
     def _price_now(self, vm: Vm) -> Price | None:
-        """The newest known price; None if the VM is no longer billed."""
+        """The newest known price; None if the VM is not, or no longer, billed."""
         if vm.attempt is None or vm.price is None or not is_paid(self._state, vm):
             return None
         if vm.attempt.placement.provider not in CLOUDS:

@@ -1,1 +1,0 @@
-"""Costs of jobs for users: so far, per hour, and at most; and quotes before they begin."""
