@@ -5,13 +5,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..protocol.archives import DEFAULT, BundleBounds
 from .spec.store_uri import AWS, AZURE, EVERY_FOLDER, entry_faults
-from .threads import ThreadBounds
 
 DEFAULT_PORT = 8700
 CA_FILE = "ca.pem"  # in the home: the certificate by which clients trust this manager
@@ -48,8 +47,6 @@ class ServerConfig:
     """Whether to offer `provider: local`, whose VMs run jobs' code on this machine as this user."""
     names: tuple[str, ...] = ()
     """Further names and addresses of this manager, for its certificate."""
-    journal_url: str | None = None
-    """None: `journal.sqlite3` in `home`; else `sqlite:///path`."""
     heartbeat_s: float = 1.0
     """How often an agent reports when nothing changes."""
     heartbeats_per_s: float = 250.0
@@ -76,8 +73,6 @@ class ServerConfig:
     """How long a submission waits for the clouds' answers; the command line waits for 60 s in all."""
     close_timeout_s: float = 10.0
     """How long a manager that ends waits for its journal."""
-    threads: ThreadBounds = field(default_factory=ThreadBounds)
-    """How many calls of each kind may block at a time."""
     max_bundle_bytes: int = DEFAULT_BUNDLE_BYTES
     """Largest code bundle that a submission may carry."""
     max_report_bytes: int = 16 * 1024 * 1024
@@ -105,9 +100,6 @@ class ServerConfig:
             )
         if self.public_url is not None:
             _check_public_url(self.public_url)
-        if self.journal_url is not None and not self.journal_url.startswith("sqlite:///"):
-            raise ConfigError(f"journal_url: {self.journal_url!r} is not supported; expected sqlite:///path")
-
         if self.max_bundle_bytes < 1:
             raise ConfigError(
                 f"max_bundle_bytes: {self.max_bundle_bytes} is no size; expected 1 byte or more"
@@ -136,9 +128,7 @@ class ServerConfig:
 
     @property
     def journal_path(self) -> Path:
-        if self.journal_url is None:
-            return self.home / "journal.sqlite3"
-        return Path(self.journal_url.removeprefix("sqlite:///"))
+        return self.home / "journal.sqlite3"
 
     @property
     def server_file(self) -> Path:

@@ -67,7 +67,6 @@ def serve(
             tokens,
             providers,
             timing=timing,
-            leases=timing.leases,
             clock=clock,
             clouds=read_settings(config.home),
             choose_plan=choose_plan,

@@ -12,7 +12,6 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,46 +20,31 @@ _IDLE_S = 30.0  # an idle thread ends after this
 
 
 class CallKind(StrEnum):
-    """The kind of a call. `owner` in `Threads.run` distinguishes providers, or jobs."""
+    """The kind of a call, and how many of it may run at a time for each owner (a provider, or a job)."""
 
-    JOURNAL = "journal"  # writes, one at a time, in order
-    HISTORY = "history"  # reads of the journal
-    TOKENS = "tokens"
-    FILES = "files"  # bundles, secrets and logs
-    SUBMISSION = "submission"  # checking bundles and stores of jobs that are submitted
-    PLANNING = "planning"
-    GROWTH = "growth"  # whether more VMs would pay; separate, so that it delays no plan
-    RANKING = "ranking"  # of plans, for the API
-    AHEAD = "ahead"  # what the planner may be asked next
-    LIST_VMS = "list_vms"  # by provider
-    OFFERS = "offers"  # by provider
-    CHECK_WISH = "check_wish"  # by provider: checks of a job before it is accepted
-    REQUEST_VM = "request_vm"  # by provider
-    RELEASE_VM = "release_vm"  # by provider
-    CONSOLE = "console"  # by provider: a VM's console output
-    STORE = "store"  # by job and command
+    JOURNAL = "journal", 1  # writes, which come one after the other in any case
+    HISTORY = "history", 2  # reads of the journal
+    TOKENS = "tokens", 1
+    FILES = "files", 4  # bundles, secrets and logs
+    SUBMISSION = "submission", 4  # checking bundles and stores of jobs that are submitted
+    PLANNING = "planning", 2  # keeps a core busy; more would only slow the event loop
+    GROWTH = "growth", 1  # whether more VMs would pay; separate, so that it delays no plan
+    RANKING = "ranking", 1  # of plans, for the API
+    AHEAD = "ahead", 1  # what the planner may be asked next
+    LIST_VMS = "list_vms", 1  # by provider
+    OFFERS = "offers", 1  # by provider
+    CHECK_WISH = "check_wish", 4  # by provider: checks of a job before it is accepted
+    REQUEST_VM = "request_vm", 8  # by provider
+    RELEASE_VM = "release_vm", 8  # by provider
+    CONSOLE = "console", 2  # by provider: a VM's console output
+    STORE = "store", 2  # by job and command
 
+    most: int
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadBounds:
-    """How many calls of each kind may run at a time, for each owner."""
-
-    journal: int = 1  # its transactions come one after the other in any case
-    history: int = 2
-    tokens: int = 1  # likewise
-    files: int = 4
-    submission: int = 4
-    planning: int = 2  # it keeps a core busy; more would only slow the event loop
-    growth: int = 1
-    ranking: int = 1
-    ahead: int = 1
-    list_vms: int = 1
-    offers: int = 1
-    check_wish: int = 4
-    request_vm: int = 8
-    release_vm: int = 8
-    console: int = 2
-    store: int = 2
+    def __new__(cls, name: str, most: int) -> CallKind:
+        kind = str.__new__(cls, name)
+        kind._value_, kind.most = name, most
+        return kind
 
 
 class _Call(NamedTuple):
@@ -126,8 +110,7 @@ class CallQueue:
 class Threads:
     """The lanes of one manager. Used on its event loop."""
 
-    def __init__(self, bounds: ThreadBounds | None = None) -> None:
-        self._bounds = bounds or ThreadBounds()
+    def __init__(self) -> None:
         self._lanes: dict[tuple[CallKind, str], CallQueue] = {}
 
     async def run(self, kind: CallKind, call: Callable[..., T], *values: Any, owner: str = "") -> T:
@@ -135,8 +118,7 @@ class Threads:
         key = kind, owner
         if key not in self._lanes:
             self._lanes = {other: lane for other, lane in self._lanes.items() if not lane.unused}
-            size: int = getattr(self._bounds, kind.value)
-            self._lanes[key] = CallQueue(f"{kind} {owner}".strip(), size)
+            self._lanes[key] = CallQueue(f"{kind} {owner}".strip(), kind.most)
         return await self._lanes[key].run(lambda: call(*values))
 
 

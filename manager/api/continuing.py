@@ -37,7 +37,7 @@ async def go_on(
     await service.threads.run(CallKind.SUBMISSION, check_store, spec, job.job, given, stores)
     if job.state.finished is None:  # else no VM is needed: its weights are exported
         await check_renting(service, spec, spent_by(job.state, service.clock()).at_most)
-    if not await service.go_on(job.job, spec.resources, given):
+    if not await service.admission.go_on(job.job, spec.resources, given):
         _spec_of(job)  # it went on meanwhile, and this says so
         raise CannotGoOn(f"job {job.job} cannot go on")
 

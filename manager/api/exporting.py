@@ -60,7 +60,7 @@ async def export_now(service: Service, job: Job, step: int | None, secrets: Mapp
         return export(store, job.job, published(store, job.job, step)[0], scratch=scratch)
 
     try:
-        done = await service.export(job.job, call)
+        done = await service.admission.export(job.job, call)
     except (Corrupt, Incomplete, NoReadable, NotFound, StoreRefused) as error:
         raise JobSpecError([("step", str(error))]) from error
     place = spec.checkpoint

@@ -57,12 +57,12 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
         CallKind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds
     )
     job = _job_id(spec, submission.idempotency_key)
-    if not await service.has_accepted(job):
+    if not await service.admission.has_accepted(job):
         stores = service.config.stores
         await service.threads.run(CallKind.SUBMISSION, check_store, spec, job, secrets, stores)
         await check_renting(service, spec)
         start = await start_of(service, spec, secrets)
-        if await service.submit(job, pinned(spec, start), submission.bundle, secrets, start):
+        if await service.admission.submit(job, pinned(spec, start), submission.bundle, secrets, start):
             return job, True
     _check_same(service, job, spec, submission)
     return job, False

@@ -13,7 +13,7 @@ from ..core.facts import Fact, VmEnded
 from ..core.orders import Leases, is_same, orders
 from ..spec.resources import CLOUDS
 from ..threads import CallKind, Threads
-from .journal import Journal
+from .journal import SqliteJournal
 from .pubsub import Hub, LiveUpdate, to_json
 from .quarantine import Quarantined
 from .runtime import Connection, Job
@@ -29,7 +29,7 @@ class Agents:
 
     jobs: Mapping[str, Job]
     watches: Mapping[str, ProviderWatch]
-    journal: Journal
+    journal: SqliteJournal
     hub: Hub
     threads: Threads
     handle: Callable[[str, Event], Awaitable[None]]

@@ -13,7 +13,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from ..config import ServerConfig
 from ..core import Decision, LastReport, Observations, Timing, decide, stop_set_aside
@@ -31,9 +32,15 @@ class ManagerFailed(Exception):
     """The journal's content is unknown: no job can be decided on any more."""
 
 
-class Outlets(NamedTuple):
-    """Where decisions are sent."""
+@dataclass(kw_only=True, eq=False)
+class JobLoops:
+    """The events of all jobs: those of one job in order, independent of other jobs.
 
+    An error while deciding on a job sets that job aside (`quarantine`). Runs on the event loop.
+    """
+
+    timing: Timing
+    config: ServerConfig
     append: Callable[[str, Sequence[Fact], Sequence[Command], int], Awaitable[int]]
     start: Callable[[str, Command], None]
     resume: Callable[[str], None]
@@ -42,21 +49,7 @@ class Outlets(NamedTuple):
     fatal: Callable[[BaseException], None]
     clock: Callable[[], float]
 
-
-class JobLoops:
-    """The events of all jobs: those of one job in order, independent of other jobs.
-
-    An error while deciding on a job sets that job aside (`quarantine`). Runs on the event loop.
-    """
-
-    def __init__(self, outlets: Outlets, timing: Timing, config: ServerConfig) -> None:
-        self._out = outlets
-        self._timing = timing
-        self._retry_s = config.quarantine_retry_s
-        self._longest_retry_s = config.quarantine_longest_retry_s
-        self._rest_factor = config.rest_factor
-        self._longest_rest_s = config.longest_rest_s
-
+    def __post_init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticking: dict[str, asyncio.Task[None]] = {}
 
@@ -102,7 +95,7 @@ class JobLoops:
         async with job.lock:
             await self._decide_gathered(job)
             job.spent_s = 0.0
-            await self._decide_or_drop(job, Tick(now=self._out.clock(), new_vms=job.new_vms()))
+            await self._decide_or_drop(job, Tick(now=self.clock(), new_vms=job.new_vms()))
             job.next_tick = time.monotonic() + self._rest_s(job)
 
     async def _decide_or_drop(self, job: Job, event: Event) -> None:
@@ -135,7 +128,7 @@ class JobLoops:
         gathered = gathered or Gathered([], asyncio.get_running_loop().create_future())
         events, decided, job.spent_s = (*beats.values(), *gathered.events), gathered.decided, 0.0
         try:
-            now = self._out.clock()
+            now = self.clock()
             await self._decide_or_drop(job, events[0] if len(events) == 1 else Batch(now=now, events=events))
         except Exception as error:
             decided.set_exception(error)
@@ -145,14 +138,14 @@ class JobLoops:
         job.rests_until = time.monotonic() + self._rest_s(job)
 
     def _rest_s(self, job: Job) -> float:
-        return min(self._rest_factor * job.spent_s, self._longest_rest_s)
+        return min(self.config.rest_factor * job.spent_s, self.config.longest_rest_s)
 
     # ---- one decision --------------------------------------------------------------------------------------
 
     async def _decide(self, job: Job, event: Event) -> None:
         try:
             began = time.thread_time()
-            decision = decide(job.state, job.observations, event, self._timing)
+            decision = decide(job.state, job.observations, event, self.timing)
             job.spent_s += time.thread_time() - began
             await self._carry_out(job, decision)
         except ManagerFailed:
@@ -164,31 +157,30 @@ class JobLoops:
         """Journal the decision, then apply it and have it carried out."""
         if decision.facts or decision.commands:
             try:
-                job.sequence = await self._out.append(
-                    job.job, decision.facts, decision.commands, job.sequence
-                )
+                job.sequence = await self.append(job.job, decision.facts, decision.commands, job.sequence)
             except NotReadable:
                 raise
             except Exception as error:  # whether it was journalled is unknown
-                self._out.fatal(error)
+                self.fatal(error)
                 raise ManagerFailed("the journal failed") from error
         job.dirty |= decision.observations.unheard is not job.observations.unheard
         job.dirty |= _told(decision.observations) != _told(job.observations)
         job.state, job.observations = decision.state, decision.observations
         for command in decision.commands:
-            self._out.start(job.job, command)
+            self.start(job.job, command)
         if decision.facts:
             began = time.thread_time()
-            self._out.tell(job, decision.facts)
+            self.tell(job, decision.facts)
             job.spent_s += time.thread_time() - began
 
     # ---- a job that is set aside ---------------------------------------------------------------------------
 
     def _quarantine(self, job: Job, error: Exception) -> Quarantine:
-        now = self._out.clock()
-        if job.failures and now - job.failed_at > 2 * self._longest_retry_s:
+        now = self.clock()
+        first_s, longest_s = self.config.quarantine_retry_s, self.config.quarantine_longest_retry_s
+        if job.failures and now - job.failed_at > 2 * longest_s:
             job.failures = 0
-        wait_s = min(self._retry_s * 2 ** min(job.failures, 30), self._longest_retry_s)
+        wait_s = min(first_s * 2 ** min(job.failures, 30), longest_s)
         job.failures, job.failed_at, job.dirty = job.failures + 1, now, True
         job.quarantine = quarantine_for(error, now, now + wait_s)
         log.error("job %s is set aside for %.0f s", job.job, wait_s, exc_info=error)
@@ -208,7 +200,7 @@ class JobLoops:
             job.state,
             _as_reported(job, now, since=0.0),
             event,
-            self._timing,
+            self.timing,
             readable=quarantine.readable,
             why=quarantine.error,
         )
@@ -223,7 +215,7 @@ class JobLoops:
             return False
         log.info("job %s is taken up again", job.job)
         job.dirty = True
-        self._out.resume(job.job)
+        self.resume(job.job)
         return True
 
 

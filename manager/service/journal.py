@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import sqlite3
 import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -54,7 +55,7 @@ CREATE TABLE metrics (
 ) STRICT, WITHOUT ROWID;
 """
 
-_METRICS = "step, generation, loss, grad_norm, seconds, samples, loss_scale, skipped"
+_METRICS = ("step", "generation", "loss", "grad_norm", "seconds", "samples", "loss_scale", "skipped")
 
 
 class JournalError(Exception):
@@ -79,33 +80,12 @@ class PendingCommand(NamedTuple):
     command: Command | Unreadable
 
 
-class Journal(Protocol):
-    """A manager's durable memory. Every change is durable when its method returns."""
-
-    def append(
-        self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int | None = None
-    ) -> int: ...
-
-    def facts(self, job: str, after: int = 0, limit: int | None = None) -> list[StoredFact]: ...
-
-    def jobs(self) -> list[str]: ...
-
-    def pending_commands(self) -> list[PendingCommand]: ...
-
-    def mark_done(self, key: str) -> None: ...
-
-    def record_metrics(self, job: str, metrics: Sequence[StepMetrics]) -> None: ...
-
-    def metrics(self, job: str, after: int = 0, limit: int | None = None) -> list[StepMetrics]: ...
-
-    def close(self) -> None: ...
-
-
 class SqliteJournal:
-    """A journal in one SQLite file, held by one manager at a time through a lock beside it.
+    """A manager's durable memory in one SQLite file: every change is durable when its method returns.
 
-    Safe to call from several threads; calls take turns. Raises `JournalLocked` when another process has it
-    open and `JournalError` when the file is of another schema.
+    One manager holds it at a time, through a lock beside it. Safe to call from several threads; calls take
+    turns. Raises `JournalLocked` when another process has it open and `JournalError` when the file is of
+    another schema.
     """
 
     def __init__(self, path: Path) -> None:
@@ -163,9 +143,8 @@ class SqliteJournal:
 
     def jobs(self) -> list[str]:
         """Every job ever submitted, oldest first."""
-        return [
-            str(row[0]) for row in self._read("SELECT job FROM facts WHERE sequence = 1 ORDER BY at, job")
-        ]
+        rows = self._read("SELECT job FROM facts WHERE sequence = 1 ORDER BY at, job")
+        return [str(job) for (job,) in rows]
 
     def pending_commands(self) -> list[PendingCommand]:
         """Commands not marked done, in the order in which they were stored."""
@@ -178,25 +157,20 @@ class SqliteJournal:
 
     def record_metrics(self, job: str, metrics: Sequence[StepMetrics]) -> None:
         """Keep one row per step; a repeated step replaces its row, unless an older generation reports it."""
-        rows = [
-            (job, m.step, m.generation, m.loss, m.grad_norm, m.seconds, m.samples, m.loss_scale, m.skipped)
-            for m in metrics
-        ]
+        replaced = ", ".join(f"{name} = excluded.{name}" for name in _METRICS[1:])
         with self._transaction() as db:
             db.executemany(
-                f"INSERT INTO metrics (job, {_METRICS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (job, step) DO UPDATE SET"
-                " generation = excluded.generation, loss = excluded.loss, grad_norm = excluded.grad_norm,"
-                " seconds = excluded.seconds, samples = excluded.samples,"
-                " loss_scale = excluded.loss_scale, skipped = excluded.skipped"
+                f"INSERT INTO metrics (job, {', '.join(_METRICS)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                f" ON CONFLICT (job, step) DO UPDATE SET {replaced}"
                 " WHERE excluded.generation >= metrics.generation",
-                rows,
+                [(job, *(getattr(step, name) for name in _METRICS)) for step in metrics],
             )
 
     def metrics(self, job: str, after: int = 0, limit: int | None = None) -> list[StepMetrics]:
         """The newest `limit` rows past step `after`, in order of step."""
         rows = self._read(
-            f"SELECT {_METRICS} FROM metrics WHERE job = ? AND step > ? ORDER BY step DESC LIMIT ?",
+            f"SELECT {', '.join(_METRICS)} FROM metrics WHERE job = ? AND step > ?"
+            " ORDER BY step DESC LIMIT ?",
             job,
             after,
             -1 if limit is None else limit,
@@ -265,15 +239,8 @@ def _fact(at: float, text: str) -> Fact | Unreadable:
 
 
 def _metrics(row: Sequence[Any]) -> StepMetrics:
-    step, generation, loss, grad_norm, seconds, samples, loss_scale, skipped = row
-    # SQLite stores NaN as NULL.
-    return StepMetrics(
-        step=step,
-        generation=generation,
-        loss=float("nan") if loss is None else loss,
-        grad_norm=float("nan") if grad_norm is None else grad_norm,
-        seconds=seconds,
-        samples=samples,
-        loss_scale=loss_scale,
-        skipped=bool(skipped),
-    )
+    values = dict(zip(_METRICS, row, strict=True))
+    for name in ("loss", "grad_norm"):
+        if values[name] is None:  # SQLite stores NaN as NULL
+            values[name] = math.nan
+    return StepMetrics(**{**values, "skipped": bool(values["skipped"])})

@@ -9,39 +9,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ...checkpoint import CREDENTIALS, Export, Store
+from ...checkpoint import Store
 from ..clock import SteadyClock
 from ..config import ConfigError, ServerConfig
-from ..core import Timing, can_go_on
-from ..core.commands import Command, RequestVm
+from ..core import Timing
+from ..core.commands import RequestVm
 from ..core.events import (
-    ContinueRequested,
     Event,
-    JobSubmitted,
     ManagerStarted,
     ResumeRequested,
     StopRequested,
 )
 from ..core.facts import Fact, Resumption
-from ..core.orders import Leases
 from ..places import check_places
 from ..providers import Provider
 from ..providers.guarded import guarded
 from ..providers.settings import CloudSettings
-from ..spec.job_spec import JobSpec, Resources
 from ..spec.resources import CLOUDS
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads
+from .admission import Admission
 from .agents import Agents
 from .effects import Effects
 from .files import JobFiles
-from .job_loop import JobLoops, Outlets
-from .journal import Journal
+from .job_loop import JobLoops
+from .journal import SqliteJournal
 from .journal_text import Unreadable
 from .planner.answers_ahead import AnswersAhead
 from .planning import Choose, compute_plan
@@ -74,12 +71,11 @@ class Service:
     def __init__(
         self,
         config: ServerConfig,
-        journal: Journal,
+        journal: SqliteJournal,
         tokens: TokenStore,
         providers: Mapping[str, Provider],
         *,
         timing: Timing | None = None,
-        leases: Leases | None = None,
         clock: Callable[[], float] | None = None,
         threads: Threads | None = None,
         clouds: CloudSettings | None = None,
@@ -100,12 +96,11 @@ class Service:
         self.clock = clock or SteadyClock()
         self._failure: BaseException | None = None
         self._has_failed = asyncio.Event()
-        self.leases = replace(leases or Leases(), secret=self.files.generation_secret())
+        timing = timing or Timing()
+        self.leases = replace(timing.leases, secret=self.files.generation_secret())
+        self.timing = replace(timing, leases=self.leases)
         self._tasks: list[asyncio.Task[None]] = []
-        self._submitting = asyncio.Lock()
-        self._submissions: set[asyncio.Task[Any]] = set()
-        self._continuing: set[str] = set()  # jobs whose secrets are stored before they go on
-        self.threads = threads or Threads(config.threads)
+        self.threads = threads or Threads()
         self.effects = Effects(
             providers=called,
             tokens=tokens,
@@ -159,19 +154,25 @@ class Service:
             clock=self.clock,
             manager_url=lambda: self.manager_url,
         )
-        self.timing = replace(timing or Timing(), leases=self.leases)
+        self.admission = Admission(
+            jobs=self.jobs,
+            files=self.files,
+            journal=journal,
+            effects=self.effects,
+            threads=self.threads,
+            handle=self.handle,
+            clock=self.clock,
+        )
         self._ahead = AnswersAhead(self.jobs, self.effects.planner, self.threads, self.timing)
         self._loops = JobLoops(
-            Outlets(
-                append=self._append,
-                start=self.effects.start,
-                resume=self.effects.resume,
-                tell=self._tell,
-                fatal=self._fail,
-                clock=self.clock,
-            ),
-            self.timing,
-            config,
+            timing=self.timing,
+            config=config,
+            append=lambda *entry: self.threads.run(CallKind.JOURNAL, journal.append, *entry),
+            start=self.effects.start,
+            resume=self.effects.resume,
+            tell=self._tell,
+            fatal=self._fail,
+            clock=self.clock,
         )
 
     def heartbeat_s(self, job: str) -> float:
@@ -218,7 +219,7 @@ class Service:
         await self.threads.run(CallKind.TOKENS, self.tokens.begin_anew, self.leases.worker_token_s)
         await self._start_pending()
         for runtime in self.jobs.values():
-            self._forget_secrets(runtime)  # of a job that ended just before the previous process did
+            self.admission.forget_secrets(runtime)  # of a job that ended just before the previous process did
         for job in self.active():
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
@@ -248,8 +249,7 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._submissions:  # the next manager accepts or drops those that cannot finish in time
-            await asyncio.wait(self._submissions, timeout=self.config.close_timeout_s)
+        await self.admission.close(self.config.close_timeout_s)
         await self.effects.close()
         await self._loops.close(self.config.close_timeout_s)
         self.hub.close()
@@ -258,59 +258,6 @@ class Service:
         return [job for job in self.jobs.values() if job.active]
 
     # ---- what users ask for --------------------------------------------------------------------------------
-
-    async def submit(
-        self,
-        job: str,
-        spec: JobSpec,
-        bundle: bytes,
-        secrets: Mapping[str, str],
-        start: StartSource | None = None,
-    ) -> bool:
-        """Accept a job; False, and nothing is done, if there is one of this id. Durable, with its files, on
-        return; on an error nothing is stored.
-
-        Cancelling the caller (the server ends, and with it its requests) does not interrupt this half way.
-        """
-        return await self._whole(self._submit(job, spec, bundle, secrets, start))
-
-    async def has_accepted(self, job: str) -> bool:
-        """Whether there is a job of this id; one that is just being stored is waited for."""
-        async with self._submitting:
-            return job in self.jobs
-
-    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, which runs to its end even if the caller is cancelled."""
-        task = asyncio.create_task(work)
-        self._submissions.add(task)
-        task.add_done_callback(self._submissions.discard)
-        return await asyncio.shield(task)
-
-    async def _submit(
-        self,
-        job: str,
-        spec: JobSpec,
-        bundle: bytes,
-        secrets: Mapping[str, str],
-        start: StartSource | None,
-    ) -> bool:
-        async with self._submitting:
-            if job in self.jobs:
-                return False
-            sha256 = await self.threads.run(CallKind.FILES, self.files.store, job, bundle, secrets)
-            self.jobs[job] = Job(job, [], [])
-            try:
-                value = spec.model_dump(mode="json")
-                now = self.clock()
-                submitted = JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256, start=start)
-                await self.handle(job, submitted)
-            except Exception:
-                # In the writers' queue, so that an append in progress is seen.
-                if not await self.threads.run(CallKind.JOURNAL, self.journal.facts, job):
-                    del self.jobs[job]
-                    await self.threads.run(CallKind.FILES, self.files.forget, job)
-                raise
-            return True
 
     async def stop(self, job: str) -> None:
         """Have the job publish a checkpoint and end; does nothing if it has ended."""
@@ -329,43 +276,6 @@ class Service:
         await self.handle(job, ResumeRequested(now=self.clock(), how=how))
         return True
 
-    async def go_on(self, job: str, resources: Resources, secrets: Mapping[str, str]) -> bool:
-        """Continue a job that was stopped or failed, with these caps; False if it is not such a job.
-
-        Durable, with its secrets, on return, even if the caller is cancelled.
-        """
-        return await self._whole(self._go_on(self.jobs[job], resources, secrets))
-
-    async def _go_on(self, runtime: Job, resources: Resources, secrets: Mapping[str, str]) -> bool:
-        async with self._submitting:
-            if not can_go_on(runtime.state):
-                return False
-            self._continuing.add(runtime.job)
-            try:
-                await self.threads.run(CallKind.FILES, self.files.store_secrets, runtime.job, secrets)
-                runtime.quarantine = None  # whether it can be decided about is tried again
-                asked = ContinueRequested(
-                    now=self.clock(),
-                    min_nodes=resources.min_nodes,
-                    max_nodes=resources.max_nodes,
-                    max_hourly_cost=resources.max_hourly_cost,
-                    budget=resources.budget,
-                )
-                await self.handle(runtime.job, asked)
-            except Quarantined:
-                # Nothing was stored. After any other error the next manager checks the journal.
-                self._continuing.discard(runtime.job)
-                self._forget_secrets(runtime)
-                raise
-            finally:
-                self._continuing.discard(runtime.job)
-            self._forget_secrets(runtime)  # in case it does not continue after all
-            return runtime.state.ended is None
-
-    async def export(self, job: str, call: Callable[[], Export]) -> Export:
-        """Run an export of the job's weights in a thread; only one at a time for each job."""
-        return await self._whole(self.effects.export(job, call))
-
     def view(self, job: Job) -> JobView:
         """What users see of the job."""
         return job_view(job, self.effects.trouble.get(job.job, {}), self.clock())
@@ -376,11 +286,6 @@ class Service:
         """Decide on one event and journal the decision; carrying out follows. Raises `Quarantined`."""
         await self._loops.handle(self.jobs[job], event)
 
-    async def _append(
-        self, job: str, facts: Sequence[Fact], commands: Sequence[Command], expected: int
-    ) -> int:
-        return await self.threads.run(CallKind.JOURNAL, self.journal.append, job, facts, commands, expected)
-
     def _tell(self, runtime: Job, facts: Sequence[Fact]) -> None:
         self.agents.tell(runtime, facts)
         first = runtime.sequence - len(facts) + 1
@@ -389,14 +294,8 @@ class Service:
             self.hub.publish(runtime.job, LiveUpdate("fact", to_json(fact), sequence))
         runtime.dirty = True
         if runtime.state.ended is not None:
-            self._forget_secrets(runtime)
+            self.admission.forget_secrets(runtime)
             self._publish_status(runtime)
-
-    def _forget_secrets(self, runtime: Job) -> None:
-        """Delete secrets once the job has ended; keys of its store are kept until its cleanup is done."""
-        if runtime.state.ended is not None and runtime.job not in self._continuing:
-            needed = CREDENTIALS if self.effects.needs_store(runtime.job) else ()
-            self.files.forget_secrets(runtime.job, but=needed)
 
     def _publish_status(self, runtime: Job) -> None:
         runtime.dirty = False
@@ -450,5 +349,5 @@ class Service:
             await self.threads.run(CallKind.TOKENS, self.tokens.sweep)
             await self.end_streams()
             for runtime in self.jobs.values():
-                self._forget_secrets(runtime)
+                self.admission.forget_secrets(runtime)
             await asyncio.sleep(_SWEEP_S)

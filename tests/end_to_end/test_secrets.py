@@ -108,13 +108,13 @@ def test_the_secrets_of_a_job_that_is_about_to_go_on_are_not_swept(tmp_path: Pat
 
             def swept_meanwhile(name: str, secrets: Mapping[str, str]) -> None:
                 store(name, secrets)
-                at.service._forget_secrets(job)
+                at.service.admission.forget_secrets(job)
 
             files.store_secrets = swept_meanwhile  # type: ignore[method-assign]
             resources = parse_spec(spec()).resources
-            assert await at.service.go_on("j", resources, {"KEY": "s3cret"})
+            assert await at.service.admission.go_on("j", resources, {"KEY": "s3cret"})
             assert files.secrets("j") == {"KEY": "s3cret"}
-            assert not await at.service.go_on("j", resources, {"KEY": "another"})
+            assert not await at.service.admission.go_on("j", resources, {"KEY": "another"})
             assert files.secrets("j") == {"KEY": "s3cret"}
 
     asyncio.run(check())
@@ -137,7 +137,7 @@ def test_a_job_that_goes_on_keeps_its_secrets_though_its_manager_could_not_tell(
 
             journal.append = fail_after_it
             with pytest.raises(ManagerFailed):
-                await at.service.go_on("j", resources, {"KEY": "s3cret"})
+                await at.service.admission.go_on("j", resources, {"KEY": "s3cret"})
 
     async def look() -> None:
         async with desk(tmp_path) as at:

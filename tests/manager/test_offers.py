@@ -71,7 +71,7 @@ class Life:
 
     async def __aenter__(self) -> Life:
         await self.service.start()
-        await self.service.submit("j", parse_spec(spec(resources=WISH)), b"", {})
+        await self.service.admission.submit("j", parse_spec(spec(resources=WISH)), b"", {})
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -136,7 +136,7 @@ async def _rent(home: Path) -> None:
     """A manager that dies with a VM at aws."""
     cloud = FakeProvider()
     async with Life(home, {"aws": cloud}, clouds=aws("r")) as service:
-        await service.submit("j", parse_spec(spec(resources=WISH)), b"", {})
+        await service.admission.submit("j", parse_spec(spec(resources=WISH)), b"", {})
         await service.handle("j", OffersSeen(now=service.clock(), offers=(offer(),)))
         service.tick()
         async with asyncio.timeout(60):
@@ -164,7 +164,7 @@ def test_a_job_that_names_a_cloud_without_a_section_has_that_told_and_the_manage
 ) -> None:
     async def play() -> None:
         async with Life(tmp_path, {}, clouds=CloudSettings()) as service:
-            await service.submit("j", parse_spec(spec(resources=WISH)), b"", {})
+            await service.admission.submit("j", parse_spec(spec(resources=WISH)), b"", {})
             async with asyncio.timeout(60):
                 while not service.effects.trouble.get("j"):
                     assert service._failure is None

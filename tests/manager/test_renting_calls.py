@@ -46,7 +46,7 @@ from makara.manager.service.vms.renting import (
     Renting,
 )
 from makara.manager.spec.placement import Attempt, Market, Offer, Placement, Price
-from makara.manager.threads import CallKind, ThreadBounds, Threads
+from makara.manager.threads import CallKind, Threads
 from makara.protocol.messages import BootConfig
 from virtual_time import run_virtually
 
@@ -558,7 +558,7 @@ class Slow(FakeProvider):
 
 def test_what_waits_to_be_requested_when_its_job_is_stopped_is_not_requested(tmp_path: Path) -> None:
     async def act() -> None:
-        cloud, at_once = Slow(), ThreadBounds().request_vm
+        cloud, at_once = Slow(), CallKind.REQUEST_VM.most
         async with desk(tmp_path, cloud) as at:
             await at.submit("j", resources={"max_nodes": at_once + 3})
             await at.tick()

@@ -19,7 +19,7 @@ from makara.manager.core.state import JobState
 from makara.manager.providers import Resource
 from makara.manager.service import store_commands
 from makara.manager.service.planner import planner
-from makara.manager.threads import CallKind, CallQueue, ThreadBounds, Threads, told_when_slow
+from makara.manager.threads import CallKind, CallQueue, Threads, told_when_slow
 
 
 class Gate:
@@ -102,8 +102,9 @@ def test_calls_of_one_thread_come_in_order_and_errors_reach_the_caller() -> None
 
 def test_kinds_and_owners_do_not_wait_for_each_other(gate: Gate) -> None:
     async def play() -> None:
-        threads = Threads(ThreadBounds(store=1))
-        hanging = asyncio.create_task(threads.run(CallKind.STORE, gate, owner="a"))
+        threads = Threads()
+        calls = [threads.run(CallKind.STORE, gate, owner="a") for _ in range(CallKind.STORE.most)]
+        hanging = asyncio.gather(*calls)
         queued = asyncio.create_task(threads.run(CallKind.STORE, lambda: 1, owner="a"))
         assert await threads.run(CallKind.STORE, lambda: 2, owner="b") == 2
         assert await threads.run(CallKind.JOURNAL, lambda: 3) == 3
@@ -162,7 +163,7 @@ def test_forty_releases_in_one_job_do_not_delay_the_journal_of_another(tmp_path:
             for vm in here.vms("b"):
                 await here.report("b", vm)
             assert all(vm.joined for vm in here.service.jobs["b"].state.live_vms)
-            assert gate.most <= ThreadBounds().release_vm
+            assert gate.most <= CallKind.RELEASE_VM.most
             gate.opened.set()
             await here.until(lambda: not here.service.effects._tasks)
             assert len(here.provider.list()) == 40

@@ -52,7 +52,7 @@ async def _play(home: Path) -> tuple[list[VmEnded], list[VmEnded]]:
 
     try:
         await service.start()
-        await service.submit("j", JobSpec.model_validate(spec()), b"", {})
+        await service.admission.submit("j", JobSpec.model_validate(spec()), b"", {})
         while len(cloud.vms) < 2:
             await _more_lists(cloud, 1)
         cloud.is_away = True

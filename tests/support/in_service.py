@@ -88,7 +88,7 @@ class Desk:
     sequence: int = 0
 
     async def submit(self, job: str, **changes: dict[str, Any]) -> None:
-        await self.service.submit(job, parse_spec(spec(**changes)), b"", {})
+        await self.service.admission.submit(job, parse_spec(spec(**changes)), b"", {})
 
     async def tick(self, seconds: float = 0.0) -> None:
         """Time passes, and all that follows from it is done."""

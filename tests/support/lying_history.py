@@ -146,7 +146,7 @@ class History:
         await life.service.start()
         if JOB not in self.journal.jobs():
             parsed = parse_spec(spec(resources=self.resources.fields()))
-            await life.service.submit(JOB, parsed, b"", {})
+            await life.service.admission.submit(JOB, parsed, b"", {})
         await life.service.failed()
 
     def _watched(self, work: Any) -> None:
