@@ -69,14 +69,8 @@ async def _check(request: Request, token: str, *scopes: Scope) -> Grant:
 
 async def vm_of_job(request: Request, job: str, *scopes: Scope) -> Grant:
     """Require a VM of this job, by a token of `scopes`; else 401, or 403 for those of other jobs."""
-    service = service_of(request)
-    try:
-        grant = await service.threads.run(
-            CallKind.TOKENS, service.tokens.check, bearer(request) or "", *scopes
-        )
-    except TokenRefused as refusal:
-        raise HTTPException(401, str(refusal)) from refusal
-    if grant.job != job or job not in service.jobs:
+    grant = await _check(request, bearer(request) or "", *scopes)
+    if grant.job != job or job not in service_of(request).jobs:
         raise HTTPException(403, "this token is for another job")
     return grant
 

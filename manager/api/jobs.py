@@ -10,14 +10,11 @@ from pydantic import BaseModel, Field
 from ...protocol.messages import CheckpointRef
 from ..core.facts import Resumption
 from ..service.views.job import JobView
-from ..service.views.quote import Quote
 from .auth import User, service_of
-from .before_renting import MachineType
 from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
 from .job_names import AskedJob
-from .starting import StartView
-from .submission import Submission, accept, check_settings
+from .submission import Accepted, Submission, accept, check_settings
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
@@ -27,18 +24,6 @@ class SubmittedJob(BaseModel):
 
     job: str
     new: bool
-
-
-class Accepted(BaseModel):
-    """The largest code bundle accepted, what the job starts from (None: step 0), the types of VM that it may
-    rent, and their price (None: it rents nothing, or was submitted before)."""
-
-    packed_bytes: int
-    unpacked_bytes: int
-    files: int
-    start: StartView | None
-    machines: list[MachineType]
-    quote: Quote | None
 
 
 class JobsView(BaseModel):
@@ -109,17 +94,7 @@ async def check(
 ) -> Accepted:
     """Check whether a job would be accepted, except for its code, and return the limit on its size. Tries its
     store; stores no job. 422: faults."""
-    service = service_of(request)
-    preview = await check_settings(service, spec, secrets, idempotency_key)
-    bounds = service.config.bundle_bounds
-    return Accepted(
-        packed_bytes=service.config.max_bundle_bytes,
-        unpacked_bytes=bounds.unpacked_bytes,
-        files=bounds.members,
-        start=preview.start,
-        machines=list(preview.machines),
-        quote=preview.quote,
-    )
+    return await check_settings(service_of(request), spec, secrets, idempotency_key)
 
 
 @router.get("/jobs")

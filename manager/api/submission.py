@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets as random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+
+from pydantic import BaseModel
 
 from ...checkpoint import StoreRefused
 from ...protocol.archives import BadArchive, BundleBounds, check
@@ -35,14 +37,16 @@ class Submission:
     idempotency_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a submission would lead to: what the job starts from (None: step 0), the types of VM that it may
-    rent, and their price (None: it rents nothing)."""
+class Accepted(BaseModel):
+    """The largest code bundle accepted, what the job starts from (None: step 0), the types of VM that it may
+    rent, and their price (None: it rents nothing, or was submitted before)."""
 
-    start: StartView | None = None
-    machines: Sequence[MachineType] = ()
-    quote: Quote | None = None
+    packed_bytes: int
+    unpacked_bytes: int
+    files: int
+    start: StartView | None
+    machines: list[MachineType]
+    quote: Quote | None
 
 
 async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
@@ -50,9 +54,7 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
 
     Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`, `CloudAway`.
     """
-    spec = _spec(submission.spec_text)
-    check_providers(spec, service)
-    secrets = check_secrets(spec, _parsed(submission.secrets_text))
+    spec, secrets = _read(service, submission.spec_text, submission.secrets_text)
     await service.threads.run(
         CallKind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds
     )
@@ -68,40 +70,40 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     return job, False
 
 
-async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Preview:
-    """Raise what `accept` would, as far as possible without the job's code; stores nothing.
-
-    For a job that was submitted before, the preview is empty.
-    """
-    spec = _spec(spec_text)
-    check_providers(spec, service)
-    secrets = check_secrets(spec, _parsed(secrets_text))
-    job = _job_id(spec, key)
+async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Accepted:
+    """Raise what `accept` would, as far as possible without the job's code; stores nothing."""
+    spec, secrets = _read(service, spec_text, secrets_text)
+    job, start, machines, quote = _job_id(spec, key), None, list[MachineType](), None
     if job not in service.jobs:
         check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
         await service.threads.run(CallKind.SUBMISSION, check)
         offers = await check_renting(service, spec)
-        return Preview(
-            await start_view(service, spec, secrets),
-            machines_of(spec.resources, offers),
-            quote_of(spec.resources, offers, service.clock()),
-        )
-    return Preview()
+        start = await start_view(service, spec, secrets)
+        machines = machines_of(spec.resources, offers)
+        quote = quote_of(spec.resources, offers, service.clock())
+    bounds = service.config.bundle_bounds
+    return Accepted(
+        packed_bytes=service.config.max_bundle_bytes,
+        unpacked_bytes=bounds.unpacked_bytes,
+        files=bounds.members,
+        start=start,
+        machines=machines,
+        quote=quote,
+    )
 
 
-def _spec(text: str) -> JobSpec:
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise JobSpecError([("spec", f"not JSON: {error}")]) from error
-    return parse_spec(value)
+def _read(service: Service, spec_text: str, secrets_text: str) -> tuple[JobSpec, dict[str, str]]:
+    """The job file's content and the secrets, checked. Raises `JobSpecError`."""
+    spec = parse_spec(_from_json("spec", spec_text))
+    check_providers(spec, service)
+    return spec, check_secrets(spec, _from_json("secrets", secrets_text))
 
 
-def _parsed(text: str) -> object:
+def _from_json(field: str, text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise JobSpecError([("secrets", f"not JSON: {error}")]) from error
+        raise JobSpecError([(field, f"not JSON: {error}")]) from error
 
 
 def check_providers(spec: JobSpec, service: Service) -> None:

@@ -65,11 +65,6 @@ async def tokens(request: Request, _: Admin) -> TokensView:
     """The valid tokens of users, machines and the admin, oldest first. Admin token only."""
     service = service_of(request)
     found = await service.threads.run(CallKind.TOKENS, service.tokens.listed)
-    used = {
-        grant.token_id: await service.threads.run(CallKind.TOKENS, service.tokens.used, grant.token_id)
-        for grant, _ in found
-        if grant.uses is not None
-    }
     return TokensView(
         tokens=[
             TokenView(
@@ -79,9 +74,9 @@ async def tokens(request: Request, _: Admin) -> TokensView:
                 created_at=created,
                 expires_at=grant.expires,
                 uses=grant.uses,
-                used=used.get(grant.token_id, 0),
+                used=used,
             )
-            for grant, created in found
+            for grant, created, used in found
         ]
     )
 

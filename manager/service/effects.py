@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -34,15 +33,14 @@ from ..threads import CallKind, Threads, told_when_slow
 from .planner.planner import Planner
 from .planning import Choose, compute_plan
 from .quarantine import Quarantined
+from .retrying import LONGEST_DELAY_S, CommandAbandoned, pauses
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
-from .vms.renting import CommandAbandoned, Renting
+from .vms.renting import Renting
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
 
-_FIRST_DELAY_S = 0.2
-_LONGEST_DELAY_S = 10.0
 _FAILED = (CommandStuck, JobCommandFailed)
 
 
@@ -176,20 +174,19 @@ class Effects:
 
     async def _released(self, job: str, command: ReleaseVm) -> Event:
         """Release a VM, retrying after any error, because the VM is billed until it is gone."""
-        delay_s = _FIRST_DELAY_S
+        waits, is_first = pauses(), True
         while True:
             try:
                 return await self.renting.release(job, command)
             except Exception as error:
                 told = str(error) if isinstance(error, ProviderError) else f"{type(error).__name__}: {error}"
-                is_first = delay_s == _FIRST_DELAY_S
                 log.warning(
                     "job %s: release of %s: %s; trying again", job, command.vm, told, exc_info=is_first
                 )
                 self._tell_trouble(job, command, told)
                 await self.renting.not_released(job, command.vm, told)
-            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+                is_first = False
+            await asyncio.sleep(next(waits))
 
     def _is_past(self, job: str, command: Command) -> bool:
         """Whether the command is obsolete: its job ended and went on, or no longer wants its result."""
@@ -229,11 +226,11 @@ class Effects:
         call: Callable[[], T],
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
-        longest_delay_s: float = _LONGEST_DELAY_S,
+        longest_delay_s: float = LONGEST_DELAY_S,
         alone: asyncio.Lock | None = None,
     ) -> T:
         """As `Persist`."""
-        delay_s = _FIRST_DELAY_S
+        waits = pauses(longest_delay_s)
         while True:
             try:
                 kind, owner = self._thread_of(job, command)
@@ -252,8 +249,7 @@ class Effects:
                     await self.renting.not_released(job, command.vm, str(error))
             if not (wanted() if wanted is not None else self.state_of(job).ended is None):
                 raise CommandAbandoned
-            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
-            delay_s = min(2 * delay_s, longest_delay_s)
+            await asyncio.sleep(next(waits))
 
     def _thread_of(self, job: str, command: Command) -> tuple[CallKind, str]:
         """The threads for `command`: those of its provider, or of the job's store for this command."""

@@ -167,7 +167,9 @@ class Service:
         self._loops = JobLoops(
             timing=self.timing,
             config=config,
-            append=lambda *entry: self.threads.run(CallKind.JOURNAL, journal.append, *entry),
+            append=lambda job, facts, commands, expected: self.threads.run(
+                CallKind.JOURNAL, journal.append, job, facts, commands, expected
+            ),
             start=self.effects.start,
             resume=self.effects.resume,
             tell=self._tell,

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from ...checkpoint import (
     CheckpointError,
@@ -67,6 +67,7 @@ from ..core.events import (
 )
 from ..core.state import JobState
 from ..spec.start_source import StartSource
+from .retrying import Persist
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -77,24 +78,6 @@ _REFUSALS = (StoreRefused, OSError)  # OSError: this machine's disk is full, for
 _SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
 
 StoreCommand = OpenHead | DeleteCheckpoint | SweepStore | ExportWeights | CopyCheckpoint | StoreCalibration
-
-
-class Persist(Protocol):
-    """Run `call` in a thread, and retry while it raises `temporary` and `wanted` (None: the job goes on).
-
-    Each attempt holds the lock `alone`, which is free between attempts.
-    """
-
-    def __call__(
-        self,
-        job: str,
-        command: Command,
-        call: Callable[[], T],
-        *temporary: type[Exception],
-        wanted: Callable[[], bool] | None = None,
-        longest_delay_s: float = ...,
-        alone: asyncio.Lock | None = None,
-    ) -> Awaitable[T]: ...
 
 
 class _Refused(Exception):
@@ -115,10 +98,9 @@ class StoreCommands:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def __post_init__(self) -> None:
-        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by job: export or deletion
-        self.copies: defaultdict[str, asyncio.Lock] = defaultdict(
-            asyncio.Lock
-        )  # by job: its first checkpoint
+        # By job: its exports and deletions, and the copy of its first checkpoint.
+        self.exports: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.copies: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def carry_out(self, job: str, command: StoreCommand) -> Event | None:
         """Carry out `command`; returns its event, or None."""
@@ -238,7 +220,12 @@ class StoreCommands:
         if found is None:
             log.warning("job %s: its head is missing or somebody else's: nothing was swept", job)
             return None
-        _log_removed(job, _removed(found), found.aborted)
+        removed: dict[str, Sequence[object]] = {
+            "checkpoints that had left the head": found.deleted,
+            "checkpoints that were never published": found.orphans,
+            "unfinished exports, by step": found.exports,
+        }
+        _log_removed(job, removed, found.aborted)
         return HeadSeen(
             now=self.clock(),
             generation=found.head.generation,
@@ -333,14 +320,6 @@ class StoreCommands:
             longest_delay_s=_HOUSEKEEPING_DELAY_S,
             alone=alone,
         )
-
-
-def _removed(swept: Swept) -> dict[str, Sequence[object]]:
-    return {
-        "checkpoints that had left the head": swept.deleted,
-        "checkpoints that were never published": swept.orphans,
-        "unfinished exports, by step": swept.exports,
-    }
 
 
 def _log_removed(job: str, removed: Mapping[str, Sequence[object]], num_aborted: int = 0) -> None:

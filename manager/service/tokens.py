@@ -97,9 +97,9 @@ class TokenStore:
         assert (scope is Scope.MACHINE) == (uses is not None), "machines are counted, and nothing else"
         if scope in (Scope.JOIN, Scope.WORKER):
             assert None not in (job, vm, ttl_s), "bound to a VM of a job, and short-lived"
-        token_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
-        self._insert(token_id, secret, scope, name, job, vm, ttl_s, parent, uses)
-        return f"{token_id}.{secret}"
+        token, token_id, digest = new_token()
+        self._insert(token_id, digest, scope, name, job, vm, ttl_s, parent, uses)
+        return token
 
     def issue_join(self, secret: bytes, *, job: str, vm: str, attempt: str, ttl_s: float) -> str:
         """The join token of this attempt, valid for `ttl_s` from now unless it has been used.
@@ -109,14 +109,12 @@ class TokenStore:
         """
         token_id = _derived(secret, "id", job, attempt)[:8].hex()
         text = urlsafe_b64encode(_derived(secret, "secret", job, attempt)).decode().rstrip("=")
-        self._insert(token_id, text, Scope.JOIN, "", job, vm, ttl_s, None, None)
+        self._insert(token_id, _hash(text), Scope.JOIN, job=job, vm=vm, ttl_s=ttl_s)
         return f"{token_id}.{text}"
 
     def admit(self, token_id: str, digest: bytes, name: str) -> None:
         """Admit a token of `new_token` as an administrator's, by its hash alone."""
-        with self._lock:
-            row = (token_id, digest, Scope.ADMIN.value, name, None, None, self._clock(), None, None, None)
-            self._database.execute(_INSERT, row)
+        self._insert(token_id, digest, Scope.ADMIN, name)
 
     def check(self, token: str, *scopes: Scope) -> Grant:
         """The grant of `token` if it has one of `scopes`. Raises `TokenRefused`.
@@ -154,23 +152,19 @@ class TokenStore:
                 raise TokenRefused(f"this token has let in {machines}, and lets in no more")
             self._database.execute("INSERT OR IGNORE INTO joined VALUES (?, ?)", (grant.token_id, machine))
 
-    def used(self, token_id: str) -> int:
-        """How many machines joined with it."""
-        with self._lock:
-            return len(self._database.execute(_JOINED, (token_id,)).fetchall())
-
     def lives(self, token_id: str) -> bool:
         """Whether a token that was valid still is."""
         with self._lock:
             return self._lives(token_id)
 
-    def listed(self) -> list[tuple[Grant, float]]:
-        """Valid tokens made by people, oldest first: [(grant, Unix seconds of creation)]."""
+    def listed(self) -> list[tuple[Grant, float, int]]:
+        """Valid tokens made by people, oldest first: [(grant, Unix seconds of creation, how many machines
+        joined with it)]."""
         with self._lock:
             people = (Scope.ADMIN.value, Scope.USER.value, Scope.MACHINE.value)
             rows = self._database.execute(_LISTED, people).fetchall()
             return [
-                (Grant(row[0], Scope(row[1]), row[2], expires=row[4], uses=row[5]), row[3])
+                (Grant(row[0], Scope(row[1]), row[2], expires=row[4], uses=row[5]), row[3], row[6])
                 for row in rows
                 if self._lives(row[0])
             ]
@@ -227,15 +221,23 @@ class TokenStore:
             return True
         return row[6] is not None and self._lives(row[6])  # None: signed in before sessions knew their token
 
-    def _insert(self, token_id: str, secret: str, scope: Scope, *rest: object) -> None:
-        name, job, vm, ttl_s, parent, uses = rest
+    def _insert(
+        self,
+        token_id: str,
+        digest: bytes,
+        scope: Scope,
+        name: str = "",
+        job: str | None = None,
+        vm: str | None = None,
+        ttl_s: float | None = None,
+        parent: str | None = None,
+        uses: int | None = None,
+    ) -> None:
         now = self._clock()
-        expires = now + ttl_s if isinstance(ttl_s, int | float) else None
+        expires = None if ttl_s is None else now + ttl_s
+        row = (token_id, digest, scope.value, name, job, vm, now, expires, parent, uses)
         with self._lock:
-            self._database.execute(
-                _INSERT,
-                (token_id, _hash(secret), scope.value, name, job, vm, now, expires, parent, uses),
-            )
+            self._database.execute(_INSERT, row)
 
 
 def identity_in(path: Path) -> str | None:
@@ -289,9 +291,10 @@ ON CONFLICT (id) DO UPDATE SET expires = excluded.expires
 _USE_JOIN = "UPDATE tokens SET used = 1 WHERE scope = ? AND job = ? AND vm = ? AND used = 0"
 _LATE_S = 86400.0
 _SWEEP = "DELETE FROM tokens WHERE expires <= ? AND (scope != ? OR expires <= ?)"
-_LISTED = (
-    "SELECT id, scope, name, created, expires, uses FROM tokens WHERE scope IN (?, ?, ?) ORDER BY created"
-)
+_LISTED = """
+SELECT id, scope, name, created, expires, uses, (SELECT count(*) FROM joined WHERE token = id)
+FROM tokens WHERE scope IN (?, ?, ?) ORDER BY created
+"""
 _FIND = "SELECT hash, scope, name, job, vm, expires, parent, used, uses FROM tokens WHERE id = ?"
 _JOINED = "SELECT machine FROM joined WHERE token = ?"
 _LATER_COLUMNS = ("parent TEXT", "used INTEGER NOT NULL DEFAULT 0", "uses INTEGER")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +35,7 @@ from ...spec.placement import Attempt, Placement
 from ...spec.resources import CLOUDS
 from ...threads import CallKind, Threads
 from ..quarantine import Quarantined
-from ..store_commands import Persist
+from ..retrying import LONGEST_DELAY_S, CommandAbandoned, Persist, pauses
 from ..tokens import TokenStore
 
 log = logging.getLogger("makara.manager")
@@ -46,8 +45,6 @@ ABSENCE_S = 180.0  # for so long after a request, absence from a cloud's list me
 _IN_FLIGHT_S = 60.0  # for so long a call whose answer was lost, or whose caller died, may take effect
 SLOW_RELEASE_S = 120.0  # a VM that is not gone by then is shown, with its cost
 CONSOLE_S = 10.0  # how long to wait for a VM's console output
-_FIRST_DELAY_S = 0.2
-_LONGEST_DELAY_S = 10.0
 _KINDS: Mapping[type[ProviderError], RefusalKind] = {
     NoCapacity: RefusalKind.NO_CAPACITY,
     QuotaExceeded: RefusalKind.QUOTA,
@@ -55,10 +52,6 @@ _KINDS: Mapping[type[ProviderError], RefusalKind] = {
     Unauthenticated: RefusalKind.CREDENTIALS,
     Ended: RefusalKind.ENDED,
 }
-
-
-class CommandAbandoned(Exception):
-    """The result of a retried command is no longer needed."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -157,7 +150,7 @@ class Renting:
             partial(self._create, job, attempt, boot),
             ProviderError,
             wanted=lambda: self._wants(job, attempt),
-            longest_delay_s=_LONGEST_DELAY_S if is_cloud else 1.0,
+            longest_delay_s=LONGEST_DELAY_S if is_cloud else 1.0,
         )
 
     def _create(self, job: str, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
@@ -224,7 +217,7 @@ class Renting:
                 call = partial(provider.release, vm, number)
                 if await self.persist(job, command, call, ProviderError, wanted=wanted):
                     return refusal
-            await asyncio.sleep(_LONGEST_DELAY_S)
+            await asyncio.sleep(LONGEST_DELAY_S)
         return None
 
     def _attempt(self, job: str, command: RequestVm) -> Attempt:
@@ -288,7 +281,7 @@ class Renting:
 
     async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> None:
         """Release until nothing is left, and no open request can create anything."""
-        delay_s, settled_at = _FIRST_DELAY_S, None
+        waits, settled_at = pauses(), None
         while True:
             settled = self._is_settled(job, command.vm)
             settled_at = (settled_at or self.clock()) if settled else None
@@ -300,8 +293,7 @@ class Renting:
                 await self.not_released(
                     job, command.vm, f"not gone {SLOW_RELEASE_S:g} s after it was released"
                 )
-            await asyncio.sleep(random.uniform(delay_s / 2, delay_s))
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+            await asyncio.sleep(next(waits))
 
     async def not_released(self, job: str, name: str, why: str) -> None:
         """Tell the job, once, that an ended VM is still billed."""
