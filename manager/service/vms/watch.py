@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ class ProviderWatch:
     def __post_init__(self) -> None:
         self.closings = Closings()
         self._pace = PollInterval(self.every_s)
-        self._missing: dict[str, int] = {}
+        self._missing: dict[str, int] = {}  # lists in a row without the VM
         self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
         self._away: dict[str, int] = {}  # VMs without a connection that had joined; their attempts
         self._asked: dict[str, int] = {}  # how often each of those was asked for by name since
@@ -110,20 +111,14 @@ class ProviderWatch:
 
     async def look(self) -> bool:
         """Get the list once and act on it; returns whether the provider throttled."""
-        states = [job.state for job in self.jobs.values()]
         releasing = set(self._releasing)
         self._expected = {
             vm.vm: vm.num_attempts
-            for state in states
-            for vm in state.live_vms
-            if provider_of(state, vm) == self.name and not self.effects.renting.may_appear(state, vm)
-        }
-        self._away = {
-            vm.vm: vm.num_attempts
             for job in self.jobs.values()
-            for vm in job.state.live_vms
-            if vm.joined and vm.vm not in job.connections and provider_of(job.state, vm) == self.name
+            for vm in self._live_vms(job)
+            if not self.effects.renting.may_appear(job.state, vm)
         }
+        self._away = {vm.vm: vm.num_attempts for job in self.jobs.values() for vm in self._away_vms(job)}
         listing = self.threads.run(CallKind.LIST_VMS, self._list, owner=self.name)
         try:
             slow = f"no answer for {self.slow_call_s:g} s"
@@ -218,7 +213,7 @@ class ProviderWatch:
         present, attempts = statuses(resources), newest_attempts(resources)
         live = {vm.vm for job in self.jobs.values() for vm in job.state.live_vms}
         await self._tell_ended(present, live.difference(unknown) if unknown else None)
-        for vm in unwanted(self.jobs.values(), self.effects, present):
+        for vm in self._unwanted(present):
             if vm not in self._releasing and vm not in releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)
                 task = asyncio.create_task(self._release(vm, attempts[vm]))
@@ -227,16 +222,54 @@ class ProviderWatch:
 
     async def _tell_ended(self, present: Mapping[str, ResourceStatus], among: Collection[str] | None) -> None:
         """Tell jobs which of their VMs are gone or going; `among` these, or all."""
-        now, jobs = self.clock(), list(self.jobs.values())
-        events: dict[str, list[VmTerminated | VmEndingSeen]] = {}
-        states = [job.state for job in jobs]
-        for job, vms in vanished(states, self.effects, self.name, present, self._missing, among).items():
-            events.setdefault(job, []).extend(VmTerminated(now=now, vm=vm) for vm in vms)
-        for job, vms in ending(jobs, self.name, present).items():
-            events.setdefault(job, []).extend(VmEndingSeen(now=now, vm=vm) for vm in vms)
+        now = self.clock()
+        events: defaultdict[str, list[VmTerminated | VmEndingSeen]] = defaultdict(list)
+        for job, vm in self._vanished(present, among):
+            events[job].append(VmTerminated(now=now, vm=vm))
+        for job, vm in self._ending(present):
+            events[job].append(VmEndingSeen(now=now, vm=vm))
         for job, told in events.items():
             with contextlib.suppress(Quarantined):  # the next list repeats it
                 await self.handle(job, Batch(now=now, events=tuple(told)))
+
+    def _vanished(
+        self, present: Mapping[str, ResourceStatus], among: Collection[str] | None
+    ) -> Iterator[tuple[str, str]]:
+        """(job, VM) of live VMs that the provider no longer has, restricted to `among` if given."""
+        live = {vm.vm for job in self.jobs.values() for vm in job.state.live_vms}
+        self._missing = {vm: absences for vm, absences in self._missing.items() if vm in live}
+        for name, job in self.jobs.items():
+            for vm in self._live_vms(job):
+                if self.effects.renting.requesting(vm.vm) or (among is not None and vm.vm not in among):
+                    continue
+                status = present.get(vm.vm)
+                absent = status is None and not self.effects.renting.may_appear(job.state, vm)
+                self._missing[vm.vm] = self._missing.get(vm.vm, 0) + 1 if absent else 0
+                if status is ResourceStatus.GONE or self._missing[vm.vm] >= _PATIENCE:
+                    yield name, vm.vm
+
+    def _ending(self, present: Mapping[str, ResourceStatus]) -> Iterator[tuple[str, str]]:
+        """(job, VM) of VMs that had joined, lost their connection, and are being ended by their cloud."""
+        for name, job in self.jobs.items() if self.name in CLOUDS else ():
+            for vm in self._away_vms(job):
+                if present.get(vm.vm) is ResourceStatus.ENDING:
+                    yield name, vm.vm
+
+    def _unwanted(self, present: Mapping[str, ResourceStatus]) -> list[str]:
+        """VMs, and parts of VMs, that belong to no job and are not being released: leftovers of failures."""
+        jobs = [job for job in self.jobs.values() if job.state.ended is None]
+        wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
+        there = [vm for vm, status in present.items() if status is not ResourceStatus.GONE]
+        strays = [vm for vm in there if vm not in wanted and not self.effects.releasing(vm)]
+        return [vm for vm in strays if not any(job.may_own(vm) for job in jobs)]
+
+    def _live_vms(self, job: Job) -> list[Vm]:
+        """The job's live VMs of this provider."""
+        return [vm for vm in job.state.live_vms if provider_of(job.state, vm) == self.name]
+
+    def _away_vms(self, job: Job) -> list[Vm]:
+        """Those that had joined and have no connection."""
+        return [vm for vm in self._live_vms(job) if vm.joined and vm.vm not in job.connections]
 
     async def _release(self, vm: str, attempts: int) -> None:
         try:
@@ -259,58 +292,8 @@ class ProviderWatch:
             trouble.pop(f"list/{self.name}", None)
 
 
-def vanished(
-    states: Iterable[JobState],
-    effects: Effects,
-    provider: str,
-    present: Mapping[str, ResourceStatus],
-    missing: dict[str, int],
-    among: Collection[str] | None = None,
-) -> dict[str, list[str]]:
-    """{job: its live VMs that `provider` no longer has}, restricted to `among` if given.
-
-    `missing` counts absences over successive calls.
-    """
-    found: dict[str, list[str]] = {}
-    states = list(states)
-    live = {vm.vm for state in states for vm in state.live_vms}
-    for vm in [vm for vm in missing if vm not in live]:
-        del missing[vm]
-    for state in states:
-        for vm in state.live_vms:
-            if provider_of(state, vm) != provider or effects.renting.requesting(vm.vm):
-                continue
-            if among is not None and vm.vm not in among:
-                continue
-            status = present.get(vm.vm)
-            absent = status is None and not effects.renting.may_appear(state, vm)
-            missing[vm.vm] = missing.get(vm.vm, 0) + 1 if absent else 0
-            if status is ResourceStatus.GONE or missing[vm.vm] >= _PATIENCE:
-                found.setdefault(state.job, []).append(vm.vm)
-    return found
-
-
-def ending(jobs: Iterable[Job], provider: str, present: Mapping[str, ResourceStatus]) -> dict[str, list[str]]:
-    """{job: its VMs that had joined, lost their connection, and are being ended by their cloud}."""
-    found: dict[str, list[str]] = {}
-    for job in jobs if provider in CLOUDS else ():
-        for vm in job.state.live_vms:
-            ends = present.get(vm.vm) is ResourceStatus.ENDING and provider_of(job.state, vm) == provider
-            if ends and vm.joined and vm.vm not in job.connections:
-                found.setdefault(job.job, []).append(vm.vm)
-    return found
-
-
 def provider_of(state: JobState, vm: Vm) -> str | None:
     """The provider from which the VM was requested; None if unknown."""
     if vm.attempt is not None:
         return vm.attempt.placement.provider
     return state.spec.resources.providers[0] if state.spec is not None else None
-
-
-def unwanted(jobs: Iterable[Job], effects: Effects, present: Mapping[str, ResourceStatus]) -> list[str]:
-    """VMs, and parts of VMs, that belong to no job and are not being released: leftovers of failures."""
-    jobs = [job for job in jobs if job.state.ended is None]
-    wanted = {vm.vm for job in jobs for vm in job.state.live_vms}
-    there = [vm for vm, status in present.items() if status is not ResourceStatus.GONE and vm not in wanted]
-    return [vm for vm in there if not effects.releasing(vm) and not any(job.may_own(vm) for job in jobs)]
