@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,15 +39,6 @@ _GO_ON = (
 _MAX_DRY_RUN_S = 30.0  # the user waits for it; `makara check` has no limit
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A checked job: its specification with absolute paths, its folder, and facts about its model."""
-
-    spec: JobSpec
-    workdir: Path
-    model: dict[str, Any]
-
-
 def apply(options: argparse.Namespace) -> int:
     """Check, pack, confirm if it costs money, submit, follow."""
     spec, workdir = read_job(options.file)
@@ -60,7 +51,7 @@ def apply(options: argparse.Namespace) -> int:
     check_somebody_answers(options, quote)
     bundle = packed(spec, workdir, answer)
     start = answer.get("start")
-    model = _try_out(_as_started(spec, start), workdir, compare=not options.skip_comparison)
+    model = check_code(_as_started(spec, start), workdir, compare=not options.skip_comparison)
     _check_start(start, model)
     _check_sizes(spec, answer.get("machines", ()), model)
     if not options.json:
@@ -122,16 +113,8 @@ def follow_command(options: argparse.Namespace) -> int:
 # ---- the check ---------------------------------------------------------------------------------------------
 
 
-def check(file: Path, *, compare: bool = True) -> Checked:
-    """Read a job file and try its code in a separate process.
-
-    Raises `JobSpecError`, `UserCodeRefused`.
-    """
-    spec, workdir = read_job(file)
-    return Checked(spec, workdir, _try_out(spec, workdir, compare=compare))
-
-
-def _try_out(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str, Any]:
+def check_code(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str, Any]:
+    """Try the job's code in a separate process; returns facts about its model. Raises `UserCodeRefused`."""
     settings = {**settings_of(spec), "max_seconds": _MAX_DRY_RUN_S, "compare": compare}
     trial = try_out(workdir, spec.entrypoint, settings, spec.envs)
     if trial.model is None or trial.error is not None:

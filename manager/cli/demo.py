@@ -106,10 +106,12 @@ def example_folder() -> Path:
     return Path(str(resources.files("makara.examples.gpt")))
 
 
-def _edit(source: Path, target: Path, changes: dict[str, dict[str, Any]]) -> None:
+def _edit(source: Path, target: Path, changes: dict[str, dict[str, Any]], suffix: str = "") -> None:
+    """`suffix`: of the job's name."""
     values = yaml.safe_load(source.read_text())
     for section, entries in changes.items():
         values[section] = {**values.get(section, {}), **entries}
+    values["name"] += suffix
     target.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
@@ -186,9 +188,8 @@ def _verify(api: Client, job: dict[str, Any], run: Path, console: Console) -> bo
                 "num_sections": job["num_sections"],
             },
         },
+        suffix="-uninterrupted",
     )
-    values = yaml.safe_load(second.read_text())
-    second.write_text(yaml.safe_dump({**values, "name": f"{values['name']}-uninterrupted"}, sort_keys=False))
     other = _follow(api, _submit(api, second), console, None)
     same = other["export_sha256"] == job["export_sha256"]
     console.print(f"  through preemptions  {job['export_sha256']}")
@@ -229,12 +230,8 @@ def _manager(run: Path) -> Generator[Client]:
         )
     os.environ["MAKARA_HOME"] = str(home)
     try:
-        url, token = _await_server(process, home, run)
-        api = Client(url, token)
-        try:
+        with Client(*_await_server(process, home, run)) as api:
             yield api
-        finally:
-            api.close()
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()

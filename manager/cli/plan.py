@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...morphing import Candidate, Infeasible
 from ...simulator import Calibration, simulate
@@ -16,7 +16,7 @@ from ...simulator.timeline import Timeline, chrome_trace, timeline_of
 from ...simulator.timeline import draw as draw_timeline
 from ..replay import Prices
 from ..service.planning.ranking import Ranking, rank
-from ..spec.job_file import read_spec
+from ..spec.job_file import read_job, read_spec
 from ..spec.job_spec import JobSpec, size_of
 from ..spec.reading import BadFile, positive, write_file
 from .calibration.source import CalibrationSource, of_file, of_manager, of_this_machine
@@ -24,9 +24,6 @@ from .client import Unreachable
 from .plan_text import PricedVms, report, request
 from .progress import counted
 from .warm_up import wait_for_code
-
-if TYPE_CHECKING:
-    from .apply import Checked
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_timeline, ".json": chrome_trace}
 
@@ -110,21 +107,22 @@ def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, C
     """(specification, facts about its model if its code was tried, its measurements)."""
     if options.calibration is not None:
         return read_spec(options.file), None, of_file(options.calibration)
-    from .apply import check  # here, because most plans use an existing calibration
+    from .apply import check_code  # here, because most plans use an existing calibration
 
-    checked = check(options.file, compare=not options.skip_comparison)
-    return checked.spec, checked.model, _measured(options, checked)
+    spec, workdir = read_job(options.file)
+    model = check_code(spec, workdir, compare=not options.skip_comparison)
+    return spec, model, _measured(options, spec, workdir)
 
 
-def _measured(options: argparse.Namespace, checked: Checked) -> CalibrationSource:
+def _measured(options: argparse.Namespace, spec: JobSpec, workdir: Path) -> CalibrationSource:
     if not options.measure:
         try:
-            known = of_manager(options, checked.spec.name)
+            known = of_manager(options, spec.name)
         except Unreachable:  # a plan needs no manager
             known = None
         if known is not None:
             return known
-    return of_this_machine(checked.spec, checked.workdir, options.seconds)
+    return of_this_machine(spec, workdir, options.seconds)
 
 
 def size(text: str) -> int:

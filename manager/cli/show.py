@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from .alternatives_text import alternatives_lines
 from .client import connect
 from .costs.shown import ended_vms, of_vm, rate, usd
 from .costs.shown import lines as cost_lines
@@ -47,6 +47,10 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
     return (
         job["job"], job["status"], step, loss, job["shape"] or "", vms, *costs, _time(job["submitted_at"]),
     )  # fmt: skip
+
+
+def day_and_time(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def print_table(table: Table) -> None:
@@ -132,6 +136,20 @@ def drain(options: argparse.Namespace) -> int:
         vm = client.post(f"/vms/{options.vm}/drain")
     print(json.dumps(vm) if options.json else f"{vm['vm']} {vm['notice'] or vm['status']}")
     return 0
+
+
+def alternatives_lines(fact: dict[str, Any]) -> Iterator[str]:
+    """A line for each plan that was weighed, the one taken first."""
+    for one in fact.get("alternatives", ()):
+        step = "" if one["step_s"] is None else f": a step {one['step_s']:.3g} s"
+        name = f"{one['name']} {one['shape']}{step}"
+        if one["worth"] is None:
+            yield f"{name}; {one['rejected'] or 'not weighed'}"
+            continue
+        yield (
+            f"{name}, begins in {one['begins_s']:.3g} s, {3600 * one['changes_per_s']:.2g} losses an hour of "
+            f"{one['change_s']:.3g} s each, worth {one['worth']:.4g} samples/s"
+        )
 
 
 def describe(fact: dict[str, Any]) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import datetime
 
 from rich.table import Table
 
 from ..config import ConfigError
 from .client import connect
-from .show import print_table
+from .show import day_and_time, print_table
 
 
 def add(options: argparse.Namespace) -> int:
@@ -41,9 +40,10 @@ def list_(options: argparse.Namespace) -> int:
         return 0
     table = Table("ID", "NAME", "SCOPE", "MADE", "EXPIRES", "USED", box=None, pad_edge=False)
     for token in answer["tokens"]:
-        expires = "never" if token["expires_at"] is None else _time(token["expires_at"])
+        expires = "never" if token["expires_at"] is None else day_and_time(token["expires_at"])
         used = "" if token["uses"] is None else f"{token['used']} of {token['uses']}"
-        table.add_row(token["id"], token["name"], token["scope"], _time(token["created_at"]), expires, used)
+        made = day_and_time(token["created_at"])
+        table.add_row(token["id"], token["name"], token["scope"], made, expires, used)
     print_table(table)
     return 0
 
@@ -53,7 +53,3 @@ def revoke(options: argparse.Namespace) -> int:
     with connect(options) as client:
         client.delete(f"/tokens/{options.id.partition('.')[0]}")
     return 0
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

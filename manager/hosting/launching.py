@@ -191,9 +191,10 @@ class Launch:
     def _answering(self, record: VmRecord, there: Sequence[Resource]) -> tuple[str | None, str]:
         """(the manager's URL, or None while none accepts the owner's token; what is wrong with its
         certificate)."""
-        url, ca = self._url(record, there), self.folder.ca
+        address, ca = reached_at(self.host, there), self.folder.ca
+        url = _url_of(address, record.port)
         try:
-            if url is None or ca is None or not answers(url, self.folder.token, ca):
+            if not address or ca is None or not answers(url, self.folder.token, ca):
                 return None, ""
         except WrongCertificate as error:
             return None, f"; {error}"
@@ -202,8 +203,7 @@ class Launch:
 
     def _introduced(self, record: VmRecord, there: Sequence[Resource]) -> str:
         """Try to send the VM its payload; returns the result as text."""
-        private, public = addresses(there)
-        address = public if self.host.public else private
+        address, (private, public) = reached_at(self.host, there), addresses(there)
         if not address:
             return "the VM has no address yet"
         reached = private if self.one_network and private else address
@@ -218,11 +218,6 @@ class Launch:
         except NotOurs as error:
             return f"{address}: {error}"
         return "the VM has what it needs, and installs it"
-
-    def _url(self, record: VmRecord, there: Sequence[Resource]) -> str | None:
-        private, public = addresses(there)
-        address = public if self.host.public else private
-        return _url_of(address, record.port) if address else None
 
     def _console(self, provider: Provider, record: VmRecord) -> str:
         try:
@@ -258,6 +253,12 @@ def addresses(there: Sequence[Resource]) -> tuple[str, str]:
     """(private address, public address); empty while unknown."""
     private = next((one.private_address for one in there if one.private_address), "")
     return private, next((one.public_address for one in there if one.public_address), "")
+
+
+def reached_at(host: Host, there: Sequence[Resource]) -> str:
+    """The address at which `makara up` reaches the VM; empty while unknown."""
+    private, public = addresses(there)
+    return public if host.public else private
 
 
 def _url_of(address: str, port: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import user_models
-from makara.manager.cli.apply import check
+from makara.manager.cli.apply import check_code
+from makara.manager.spec.job_file import read_job
 from makara.worker import Training
 from reference import run_reference
 from repository import ROOT, repository_files
@@ -15,9 +16,9 @@ NAMES = [path.parent.name for path in repository_files(ROOT) if path.match("exam
 
 @pytest.mark.parametrize("name", NAMES)
 def test_apply_accepts_an_example_and_finds_enough_sections_for_its_vms(name: str) -> None:
-    checked = check(EXAMPLES / name / "job.yaml")
-    assert checked.spec.name == name
-    assert checked.model["num_sections"] >= checked.spec.resources.max_nodes
+    spec, workdir = read_job(EXAMPLES / name / "job.yaml")
+    assert spec.name == name
+    assert check_code(spec, workdir)["num_sections"] >= spec.resources.max_nodes
     assert (EXAMPLES / name / "README.md").read_text().count("makara apply -f job.yaml") == 1
 
 

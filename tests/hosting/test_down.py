@@ -159,10 +159,10 @@ def test_down_asks_and_takes_no_for_an_answer(
 ) -> None:
     home.rent("gpt-vm0")
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda question: "n")
+    monkeypatch.setattr("sys.stdin.readline", lambda: "n\n")
     assert home.down(yes=False) == 1
     assert cloud.billed()
-    monkeypatch.setattr("builtins.input", lambda question: "y")
+    monkeypatch.setattr("sys.stdin.readline", lambda: "y\n")
     assert home.down(yes=False) == 0
     assert cloud.billed() == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core_script import Script
-from makara.manager.cli.alternatives_text import alternatives_lines
+from makara.manager.cli.show import alternatives_lines
 from makara.manager.core.commands import ComputePlan
 from makara.manager.core.events import PlanComputed, VmTerminated
 from makara.manager.core.facts import GenerationPlanned

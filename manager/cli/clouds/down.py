@@ -20,6 +20,7 @@ from ...hosting.record import UpFolder, home_above
 from ...providers import ProviderError
 from ...providers.settings import FILE, CloudSettings, read_settings
 from ...service.journal import JournalLocked, hold
+from ..client import agreed
 from ..progress import counted
 from ..show import print_table
 
@@ -49,7 +50,7 @@ def down(options: argparse.Namespace, patience: Patience | None = None) -> int:
         found = [*of_own, *_found(accounts)]
         places = _places(settings, with_manager=bool(own))
         _show(found, places, as_json=options.json)
-        if found and not options.yes and not _agreed():
+        if found and not options.yes and not agreed("End all of it? What VMs have not saved is lost."):
             return LEFT
         left = _end(home, folder, (own, of_own), accounts, patience)
     for text in left:
@@ -199,13 +200,6 @@ def _hourly(one: Leftover) -> str:
     if one.resource.kind != "vm":
         return ""
     return "?" if one.price is None else f"{one.price.hourly:.3f}"
-
-
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to be asked; give -y to have all of it ended")
-    answer = input("End all of it? What VMs have not saved is lost. [y/N] ")
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _places(settings: CloudSettings, *, with_manager: bool) -> str:

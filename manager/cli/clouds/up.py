@@ -19,8 +19,8 @@ from ...hosting.launching import (
     LaunchError,
     NothingMade,
     WrongCertificate,
-    addresses,
     answers,
+    reached_at,
     there_of,
 )
 from ...hosting.record import VM, UpFolder, VmRecord, home_above
@@ -52,7 +52,7 @@ def up(options: argparse.Namespace, patience: Patience | None = None) -> int:
         offers = _offers(host, check=record is None)
         if record is None:
             _show(host, offers)
-            if not options.yes and not _agreed():
+            if not options.yes and not agreed("Have it run until `makara down`?"):
                 return NOT_UP
             record = _begin(folder, home, host, offers[0], patience)
         launch = Launch(
@@ -122,8 +122,7 @@ def _why(record: VmRecord, host: Host, url: str) -> str:
         return f"whether its VM runs, {host.cloud} does not say: {error}"
     if not any(one.status in ALIVE for one in there if one.kind == "vm"):
         return "its VM has ended: `makara down` ends what it rented, `makara up` then makes another"
-    private, public = addresses(there)
-    address = public if host.public else private
+    address = reached_at(host, there)
     down = "`makara down` ends it and what it rented"
     if address and address != urlsplit(url).hostname:
         return (
@@ -165,12 +164,6 @@ def _show(host: Host, offers: Sequence[Offer]) -> None:
     print("not counted: traffic, and the VMs that it rents for jobs", file=sys.stderr)
     if host.settings.azure is not None and host.settings.azure.ca_file is not None:
         print("azure.ca_file is not sent: its VM trusts what its image does", file=sys.stderr)
-
-
-def _agreed() -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to be asked whether the price is wanted; give -y")
-    return agreed("Have it run until `makara down`?")
 
 
 def _begin(folder: UpFolder, home: Path, host: Host, offer: Offer, patience: Patience) -> VmRecord:

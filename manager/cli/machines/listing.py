@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from datetime import datetime
 from typing import Any
 
 from rich.table import Table
 
 from ..client import connect
-from ..show import print_table
+from ..show import day_and_time, print_table
 
 
 def machines(options: argparse.Namespace) -> int:
@@ -22,7 +21,7 @@ def machines(options: argparse.Namespace) -> int:
     table = Table("MACHINE", "NAME", "CPUS", "MEMORY", "JOINED", "NOW", box=None, pad_edge=False)
     for machine in answer["machines"]:
         memory = f"{machine['memory_bytes'] / 1e9:.1f} GB"
-        joined = _time(machine["joined_at"])
+        joined = day_and_time(machine["joined_at"])
         cpus = str(machine["num_cpus"])
         table.add_row(machine["machine"], machine["name"], cpus, memory, joined, _now(machine))
     print_table(table)
@@ -35,9 +34,5 @@ def _now(machine: dict[str, Any]) -> str:
         return f"not free, it cannot be wiped: {machine['unwiped']}"
     if machine["connected"]:
         return f"{vm}, leaving" if machine["leaving"] else vm
-    away = f"away since {_time(machine['seen_at'])}"
+    away = f"away since {day_and_time(machine['seen_at'])}"
     return f"{away}, {vm}" if machine["vm"] else away
-
-
-def _time(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
