@@ -90,16 +90,19 @@ def told(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={value:g} (default {known[name]:g})" for name, value in values.items())
 
 
-def least(name: str) -> tuple[float, str] | None:
-    """(the least value of a bound, why); None if any value greater than 0 is accepted."""
-    return _LEAST.get(name)
-
-
 def _value(setting: str, text: str, default: float) -> float:
-    value, name = _number(setting, text, default), setting.partition("=")[0]
-    bottom = least(name)
-    if bottom is not None and value < bottom[0]:
-        raise ConfigError(f"--bound {setting}: {name} must be at least {bottom[0]:g}: {bottom[1]}")
+    """Parse a number of the default's type: a count stays an integer."""
+    try:
+        value = int(text) if isinstance(default, int) else float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ConfigError(f"--bound {setting}: expected {kind} greater than 0, such as {default:g}")
+    name = setting.partition("=")[0]
+    least, why = _LEAST.get(name, (0.0, ""))
+    if value < least:
+        raise ConfigError(f"--bound {setting}: {name} must be at least {least:g}: {why}")
     return value
 
 
@@ -110,15 +113,3 @@ def _numbers(bounds: Timing | Leases | ServerConfig) -> dict[str, float]:
 
 def _among(names: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:
     return {name: values[name] for name in names if name in values}
-
-
-def _number(setting: str, text: str, default: float) -> float:
-    """Parse a number of the default's type: a count stays an integer."""
-    try:
-        value = int(text) if isinstance(default, int) else float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        kind = "a whole number" if isinstance(default, int) else "a number"
-        raise ConfigError(f"--bound {setting}: expected {kind} greater than 0, such as {default:g}")
-    return value

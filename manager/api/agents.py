@@ -25,7 +25,6 @@ from ...protocol.messages import (
     Credential,
     Message,
     Orders,
-    Refusal,
     Report,
     ReportAck,
     Welcome,
@@ -33,7 +32,7 @@ from ...protocol.messages import (
 from ..service.service import Service
 from ..service.tokens import Scope, TokenRefused
 from ..threads import CallKind
-from .auth import bearer, service_of, vm_of_job
+from .auth import bearer, refuse, service_of, vm_of_job
 
 log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
@@ -65,10 +64,7 @@ async def agent(websocket: WebSocket, vm: str) -> None:
 
 async def _refuse(websocket: WebSocket, vm: str, reason: str) -> None:
     log.warning("VM %s is refused: %s", vm, reason)
-    manager = service_of(websocket).tokens.identity
-    refusal = Refusal(refused=vm, manager=manager, reason=reason)
-    body = refusal.model_dump_json()
-    await websocket.send_denial_response(Response(body, 403, media_type="application/json"))
+    await refuse(websocket, vm, reason)
 
 
 class AgentConnection:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hmac
 from typing import Annotated, cast
 
-from fastapi import Depends, HTTPException, Request
+from fastapi import Depends, HTTPException, Request, Response, WebSocket
 from starlette.requests import HTTPConnection
 
+from ...protocol.messages import Refusal
 from ..service.service import Service
 from ..service.tokens import Grant, Scope, TokenRefused, csrf_token
 from ..threads import CallKind
@@ -73,6 +74,13 @@ async def vm_of_job(request: Request, job: str, *scopes: Scope) -> Grant:
     if grant.job != job or job not in service_of(request).jobs:
         raise HTTPException(403, "this token is for another job")
     return grant
+
+
+async def refuse(websocket: WebSocket, refused: str, reason: str) -> None:
+    """Refuse the connection of a VM or machine: only a `Refusal` says that this manager does not know it."""
+    refusal = Refusal(refused=refused, manager=service_of(websocket).tokens.identity, reason=reason)
+    body = refusal.model_dump_json()
+    await websocket.send_denial_response(Response(body, 403, media_type="application/json"))
 
 
 User = Annotated[Grant, Depends(user)]

@@ -23,13 +23,12 @@ from ...protocol.machines import (
     MachineReport,
     machine_id,
 )
-from ...protocol.messages import Refusal
 from ..providers.pool import MachinePool, MachineState
 from ..providers.static import StaticProvider
 from ..service.service import Service
 from ..service.tokens import TokenRefused
 from ..threads import CallKind
-from .auth import Admin, User, service_of
+from .auth import Admin, User, refuse, service_of
 
 log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1/machines", tags=["machines"])
@@ -78,9 +77,7 @@ async def connection(websocket: WebSocket) -> None:
         await service.threads.run(CallKind.TOKENS, _admit, service, machine, public_key, token)
     except TokenRefused as refusal:
         log.warning("machine %s is refused: %s", machine, refusal)
-        answer = Refusal(refused=machine, manager=service.tokens.identity, reason=str(refusal))
-        body = answer.model_dump_json()
-        await websocket.send_denial_response(Response(body, 403, media_type="application/json"))
+        await refuse(websocket, machine, str(refusal))
         return
     await websocket.accept()
     await MachineConnection(service, websocket, machine).serve()

@@ -57,7 +57,7 @@ def payload() -> Payload:
 @cache
 def wheel() -> bytes:
     """A wheel of `ROOMS`, reproducible: in a fixed order and without times."""
-    needs = "".join(f"Requires-Dist: {need}\n" for need in _worker_needs(_makara()))
+    needs = "".join(f"Requires-Dist: {need}\n" for need in _worker_needs())
     return build_wheel(ROOMS, needs)
 
 
@@ -86,7 +86,7 @@ def build_wheel(
 @cache
 def constraints() -> bytes:
     """`name==version` of each library that Makara needs, as installed here, except torch."""
-    return pinned(_worker_needs(_makara()))
+    return pinned(_worker_needs())
 
 
 def pinned(needs: list[Requirement]) -> bytes:
@@ -134,10 +134,10 @@ def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, Traversable]]
             yield path, entry
 
 
-def _worker_needs(makara: Distribution) -> list[Requirement]:
+def _worker_needs() -> list[Requirement]:
     """The wheel's requirements: without extras, except Azure's libraries for workers, if installed here."""
-    needs = {need.name: need for need in _needs(makara)}
-    for need in _needs(makara, _AZURE):
+    needs = {need.name: need for need in needs_of()}
+    for need in needs_of(_AZURE):
         if need.name in _OF_AZURE and _installed(need.name) is not None:
             need.marker = None
             needs.setdefault(need.name, need)

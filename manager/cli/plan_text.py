@@ -71,19 +71,8 @@ def _cells(rows: Sequence[Candidate], spec: JobSpec, cluster: PricedVms) -> list
         for name, price in (("spot", prices.spot), ("on demand", prices.on_demand))
         if price is not None
     ]
-    heads = [
-        "PxD",
-        "step",
-        "samples/s",
-        "workers",
-        "idle",
-        "busiest",
-        "window",
-        "recompute",
-        "halves",
-        "offload",
-        "memory",
-    ]
+    heads = ["PxD", "step", "samples/s", "workers", "idle", "busiest"]
+    heads += ["window", "recompute", "halves", "offload", "memory"]
     cells = [[*heads, *(f"{name}/1M" for name, _ in priced), ""]]
     batch = spec.training.global_batch_size
     for row in rows:

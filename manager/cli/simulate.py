@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -192,9 +193,7 @@ def _hours(outcome: Outcome, *items: str) -> str:
 
 
 def _morphs(outcome: Outcome) -> str:
-    kinds: dict[str, int] = {}
-    for morph in outcome.morphs:
-        kinds[morph.kind] = kinds.get(morph.kind, 0) + 1
+    kinds = Counter(morph.kind for morph in outcome.morphs)
     return f"{len(outcome.morphs)} ({', '.join(f'{count} {kind}' for kind, count in kinds.items())})"
 
 

@@ -30,7 +30,8 @@ class Leftover:
 def found_in(account: CloudAccount) -> list[Leftover]:
     """The resources of an account, with prices of VMs. Raises `ProviderError`."""
     with closing(account.open()) as provider:
-        return [Leftover(account.cloud, one, _price(provider, one.placement)) for one in _living(provider)]
+        there = _alive(provider.list())
+        return [Leftover(account.cloud, one, _price(provider, one.placement)) for one in there]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,29 +104,19 @@ def _end_once(providers: Sequence[tuple[str, Provider]]) -> list[str]:
 
 
 def _end_at(cloud: str, provider: Provider) -> list[str]:
-    unasked: list[str] = []
+    trouble: list[str] = []
     try:
-        there = _living(provider)
+        there = _alive(provider.list())
     except Partial as error:
-        there, unasked = _alive(error.found), [f"{cloud}: {error}"]
+        there, trouble = _alive(error.found), [f"{cloud}: {error}"]
     except ProviderError as error:
         return [f"{cloud}: {error}"]
-    trouble = unasked + [
-        text for vm in dict.fromkeys(one.vm for one in there) for text in _release(provider, vm)
-    ]
+    for vm in dict.fromkeys(one.vm for one in there):
+        try:
+            provider.release(vm)
+        except ProviderError as error:
+            trouble.append(f"{vm}: {error}")
     return [*(f"{one.kind} {one.id} ({one.vm}): {one.status}" for one in there), *trouble]
-
-
-def _release(provider: Provider, vm: str) -> list[str]:
-    try:
-        provider.release(vm)
-    except ProviderError as error:
-        return [f"{vm}: {error}"]
-    return []
-
-
-def _living(provider: Provider) -> list[Resource]:
-    return _alive(provider.list())
 
 
 def _alive(resources: Sequence[Resource]) -> list[Resource]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ...checkpoint import CheckpointError, Export, Store
 from ..core.commands import (
@@ -42,6 +42,12 @@ log = logging.getLogger("makara.manager")
 T = TypeVar("T")
 
 _FAILED = (CommandStuck, JobCommandFailed)
+
+
+class _Running(NamedTuple):
+    job: str
+    command: Command
+    task: asyncio.Task[None]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,10 +79,8 @@ class Effects:
 
     def __post_init__(self) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._running: dict[str, Command] = {}
+        self._tasks: dict[str, _Running] = {}  # by key
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
-        self._job_of: dict[str, str] = {}
         self.planner = Planner(self.threads, self.state_of, self.clock, self.choose_plan)
         self.renting = Renting(
             providers=self.providers,
@@ -105,9 +109,7 @@ class Effects:
         """Begin `command`; does nothing if it is already running."""
         if command.key not in self._tasks:
             task = asyncio.create_task(self._settle(job, command), name=command.key)
-            self._tasks[command.key] = task
-            self._running[command.key] = command
-            self._job_of[command.key] = job
+            self._tasks[command.key] = _Running(job, command, task)
 
     async def export(self, job: str, call: Callable[[], Export]) -> Export:
         """Run a requested export; only one at a time for each job."""
@@ -117,8 +119,8 @@ class Effects:
     def needs_store(self, job: str) -> bool:
         """Whether a running command of the job may read or write its store."""
         return any(
-            self._job_of[key] == job and not isinstance(command, RequestVm | ReleaseVm)
-            for key, command in self._running.items()
+            running.job == job and not isinstance(running.command, RequestVm | ReleaseVm)
+            for running in self._tasks.values()
         )
 
     def hold(self, job: str, command: Command) -> None:
@@ -135,7 +137,7 @@ class Effects:
 
     async def close(self) -> None:
         """Stop; unfinished commands stay pending in the journal for the next manager."""
-        tasks = list(self._tasks.values())
+        tasks = [running.task for running in self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -156,8 +158,6 @@ class Effects:
             self.fatal(error)
         finally:
             self._tasks.pop(command.key, None)
-            self._running.pop(command.key, None)
-            self._job_of.pop(command.key, None)
             self._clear_trouble(job, command)
 
     async def _result(self, job: str, command: Command) -> Event | None:
