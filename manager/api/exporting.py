@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from pydantic import BaseModel
 
@@ -66,10 +67,7 @@ async def export_now(service: Service, job: Job, step: int | None, secrets: Mapp
     place = spec.checkpoint
     return ExportView(
         job=job.job,
-        step=done.step,
-        uri=done.uri,
-        sha256=done.sha256,
-        num_bytes=done.num_bytes,
+        **asdict(done),
         store=place.uri,
         endpoint=place.endpoint,
         region=place.region,

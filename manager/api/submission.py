@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets as random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from ..spec.resources import CLOUDS
 from ..threads import CallKind
 from .before_renting import MachineType, check_renting, machines_of
 from .starting import StartView, pinned, start_of, start_view
+
+_NO_TEXT = re.compile(r"[\0\ud800-\udfff]")  # the end of a C string, and halves of UTF-16
 
 
 class KeyUsed(Exception):
@@ -126,7 +129,7 @@ def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:
     """The values of exactly the secrets that the job file names. Raises `JobSpecError`."""
     if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value.values()):
         raise JobSpecError([("secrets", "expected an object of names to strings")])
-    if any("\0" in str(item) or not _encodable(str(item)) for item in value.values()):
+    if any(_NO_TEXT.search(str(item)) for item in value.values()):
         raise JobSpecError([("secrets", "a value holds a character that no process can be given")])
     given = {str(name): str(item) for name, item in value.items()}
     missing = sorted(set(spec.secrets) - set(given))
@@ -136,14 +139,6 @@ def check_secrets(spec: JobSpec, value: object) -> dict[str, str]:
     if faults:
         raise JobSpecError(faults)
     return given
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_bundle(data: bytes, bounds: BundleBounds) -> None:

@@ -19,7 +19,6 @@ from ..spec.job_spec import JobSpecError
 from ..spec.reading import BadFile
 from .bundle import BundleError
 from .client import RequestRefused, Unreachable
-from .costs.asking import NobodyToAsk
 from .parser import parser
 from .plan import NoPlan
 from .user_code import UserCodeRefused
@@ -56,7 +55,6 @@ def main(arguments: list[str] | None = None) -> int:
         ConfigError,
         InvalidCalibration,
         JournalError,
-        NobodyToAsk,
         NoPlan,
         ReplayError,
         UserCodeRefused,

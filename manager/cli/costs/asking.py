@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ....morphing import Choice, Infeasible, choose
+from ...config import ConfigError
 from ...replay import Prices
 from ...spec.job_spec import JobSpec, JobSpecError
 from ..calibration.source import of_manager
@@ -20,16 +21,12 @@ from ..warm_up import wait_for_code
 from .shown import rate, usd, where
 
 
-class NobodyToAsk(Exception):
-    """A job would cost money, and there is no terminal on which to ask."""
-
-
 def check_somebody_answers(options: argparse.Namespace, quote: Mapping[str, Any] | None) -> None:
-    """Raise `NobodyToAsk` if a confirmation will be needed and there is no terminal."""
+    """Raise `ConfigError` if a confirmation will be needed and there is no terminal."""
     if quote is not None and not options.yes and not sys.stdin.isatty():
         at_most = f"up to {rate(quote['hourly_at_most'])} an hour"
         why = f"the job may cost {at_most}, and there is no terminal on which to ask whether it is wanted"
-        raise NobodyToAsk(f"{why}: -y (--yes) submits it unasked")
+        raise ConfigError(f"{why}: -y (--yes) submits it unasked")
 
 
 def is_wanted(options: argparse.Namespace, spec: JobSpec, quote: Mapping[str, Any]) -> bool:

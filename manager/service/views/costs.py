@@ -13,23 +13,26 @@ from ...spec.resources import CLOUDS
 from ..runtime import Job
 
 
-class VmCost(BaseModel):
-    """The cost of a cloud's VM, including disk and address unless `price_source` says otherwise.
-
-    `hourly` and `hourly_at_most` are 0 once it is gone. `price_at`: Unix seconds of the price.
-    """
+class PricedPlace(BaseModel):
+    """A place at a cloud and what a VM costs there in USD an hour, including disk and address unless
+    `price_source` says otherwise. `price_at`: Unix seconds of the price."""
 
     provider: str
     market: Market
     region: str
     zone: str
     instance_type: str
-    spent: float
-    at_most: float
     hourly: float
     hourly_at_most: float
     price_source: str
     price_at: float
+
+
+class VmCost(PricedPlace):
+    """The cost of a VM. `hourly` and `hourly_at_most` are 0 once it is gone."""
+
+    spent: float
+    at_most: float
 
 
 class MarketCost(BaseModel):

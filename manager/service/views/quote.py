@@ -9,26 +9,18 @@ from pydantic import BaseModel
 from ...core.cost import price_of
 from ...spec.job_spec import Resources
 from ...spec.placement import Market, Offer, Price
+from .costs import PricedPlace
 
 _ROUNDING = 1e-9
 
 
-class QuotedOffer(BaseModel):
-    """A place where VMs can be requested, and a VM's price there in USD an hour (None: unknown)."""
+class QuotedOffer(PricedPlace):
+    """A place where VMs can be requested, and what a VM has there (None: unknown)."""
 
-    provider: str
-    market: Market
-    region: str
-    zone: str
-    instance_type: str
     num_cpus: int | None
     memory_bytes: int | None
     num_gpus: int
     gpu_memory_bytes: int | None
-    hourly: float
-    hourly_at_most: float
-    price_source: str
-    price_at: float
 
 
 class Quote(BaseModel):
