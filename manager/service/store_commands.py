@@ -106,19 +106,19 @@ class StoreCommands:
         """Carry out `command`; returns its event, or None."""
         match command:
             case OpenHead():
-                return await self._open_head(job, command)
+                return await self._or_stuck(command, self._open_head(job, command))
             case DeleteCheckpoint():
                 return await self._delete(job, command)
             case SweepStore():
                 return await self._sweep(job, command)
             case ExportWeights():
-                return await self._export(job, command)
+                return await self._or_stuck(command, self._export(job, command))
             case CopyCheckpoint():
-                return await self._copy(job, command)
+                return await self._or_stuck(command, self._copy(job, command))
             case StoreCalibration():
                 return await self._store_calibration(job, command)
 
-    async def _open_head(self, job: str, command: OpenHead) -> Event | None:
+    async def _open_head(self, job: str, command: OpenHead) -> Event:
         def opened(store: Store) -> Head:
             generation, opener = command.generation, command.opener
             if command.restart:
@@ -139,15 +139,10 @@ class StoreCommands:
             return self._differs(command, "missing", str(error), None)
         except (HeadAhead, HeadLacks, Fenced) as error:
             return await self._found_other(job, command, error)
-        except (*_REFUSALS, Corrupt) as error:
-            return self._stuck(command, error)
         return HeadOpened(now=self.clock(), generation=command.generation, checkpoints=candidates(head))
 
     async def _found_other(self, job: str, command: OpenHead, error: HeadAhead | HeadLacks | Fenced) -> Event:
-        try:
-            found = await self._insist(job, command, lambda store: read_head(store, job))
-        except (*_REFUSALS, Corrupt) as unread:
-            return self._stuck(command, unread)
+        found = await self._insist(job, command, lambda store: read_head(store, job))
         if isinstance(error, HeadLacks):
             return self._differs(command, "lacks", str(error), found)
         reason = str(error)
@@ -174,11 +169,16 @@ class StoreCommands:
             checkpoints=candidates(head) if head is not None else (),
         )
 
-    def _stuck(self, command: Command, error: Exception) -> Event:
+    async def _or_stuck(self, command: Command, work: Awaitable[Event]) -> Event:
+        """Await `work`; what it cannot do, after a while or at all, waits for a person."""
+        try:
+            return await work
+        except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
+            return self._stuck(command, str(error))
+
+    def _stuck(self, command: Command, error: str) -> Event:
         generation = command.generation if isinstance(command, OpenHead) else None
-        return CommandStuck(
-            now=self.clock(), command=command.command, error=str(error), generation=generation
-        )
+        return CommandStuck(now=self.clock(), command=command.command, error=error, generation=generation)
 
     async def _delete(self, job: str, command: DeleteCheckpoint) -> Event:
         checkpoint = command.checkpoint
@@ -243,8 +243,6 @@ class StoreCommands:
             try:
                 async with self.exports[job]:
                     done = await self._insist(job, command, partial(write, checkpoint=checkpoint))
-            except _REFUSALS as error:
-                return self._stuck(command, error)
             except (Corrupt, NotFound, Incomplete) as error:
                 log.warning("job %s: checkpoint %s cannot be exported: %s", job, checkpoint, error)
                 faults.append(f"checkpoint {checkpoint} cannot be read: {error}")
@@ -253,7 +251,7 @@ class StoreCommands:
             return WeightsExported(
                 now=self.clock(), uri=done.uri, sha256=done.sha256, step=done.step, note=note
             )
-        return self._stuck(command, CheckpointError("; ".join(faults)))
+        return self._stuck(command, "; ".join(faults))
 
     async def _copy(self, job: str, command: CopyCheckpoint) -> Event:
         source, spec = command.source, self.state_of(job).spec
@@ -263,10 +261,7 @@ class StoreCommands:
             there = self.open_source(job, source)
             return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
 
-        try:
-            own, other = await self._insist(job, command, copied, alone=self.copies[job])
-        except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:
-            return self._stuck(command, error)
+        own, other = await self._insist(job, command, copied, alone=self.copies[job])
         return CheckpointCopied(now=self.clock(), checkpoint=own, source=other)
 
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
