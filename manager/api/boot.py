@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from ..boot.payload import constraints, torch_version, wheel
@@ -12,12 +10,7 @@ from ..threads import CallKind
 from .auth import service_of, vm_of_job
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
-
-
-class BootPart(StrEnum):
-    WHEEL = "wheel"
-    CONSTRAINTS = "constraints"
-    TORCH = "torch"
+_PARTS = {"wheel": wheel, "constraints": constraints}
 
 
 @router.get("/jobs/{job}/boot/{part}")
@@ -26,10 +19,10 @@ async def boot_part(job: str, part: str, request: Request) -> Response:
     version that this job's VMs are to have. For the VMs of this job alone."""
     service = service_of(request)
     await vm_of_job(request, job, Scope.JOIN, Scope.WORKER)
-    if part not in set(BootPart):
-        raise HTTPException(404, f"part: expected {', '.join(BootPart)}")
-    if part == BootPart.TORCH:
+    if part == "torch":
         recipe = service.jobs[job].state.recipe
         return Response(torch_version(recipe.torch_version if recipe is not None else None))
-    data = await service.threads.run(CallKind.FILES, wheel if part == BootPart.WHEEL else constraints)
+    if part not in _PARTS:
+        raise HTTPException(404, f"part: expected {', '.join(_PARTS)}, torch")
+    data = await service.threads.run(CallKind.FILES, _PARTS[part])
     return Response(data, media_type="application/octet-stream")
