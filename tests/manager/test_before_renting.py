@@ -63,7 +63,7 @@ class Applied:
 
 @pytest.fixture
 def applied(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Applied:
-    monkeypatch.setattr(cli_apply, "_try_out", lambda spec, workdir, *, compare: MODEL)
+    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare: MODEL)
     return Applied(tmp_path, capsys)
 
 
@@ -125,7 +125,7 @@ def test_a_type_that_holds_no_part_of_the_model_is_refused(
     wish = {**cloud.resources, "instance_type": small, "use_spot": False, "hourly_price": 0.05}
     if cloud.name == "azure":  # its smallest has 4 GiB
         sections = [{"num_parameters": 10 * LARGE}]
-        monkeypatch.setattr(cli_apply, "_try_out", lambda *_, **__: {**MODEL, "sections": sections})
+        monkeypatch.setattr(cli_apply, "check_code", lambda *_, **__: {**MODEL, "sections": sections})
     status, said = applied(manager.service, wish)
     assert status == cli.MISTAKE
     assert f"resources.instance_type: {small} has " in said
@@ -137,7 +137,7 @@ def test_vms_that_do_not_hold_the_model_together_are_refused(
     cloud: Cloud, manager: RentingManager, applied: Applied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sections = [{"num_parameters": 10 * LARGE}] * 12
-    monkeypatch.setattr(cli_apply, "_try_out", lambda *_, **__: {**MODEL, "sections": sections})
+    monkeypatch.setattr(cli_apply, "check_code", lambda *_, **__: {**MODEL, "sections": sections})
     status, said = applied(manager.service, {**cloud.resources, "max_nodes": 1})
     assert status == cli.MISTAKE
     assert "resources.max_nodes: all workers together have 16,384 MiB, and weights and gradients" in said

@@ -69,7 +69,7 @@ def job_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's code passes: its check needs torch, which these tests do without."""
-    monkeypatch.setattr(cli_apply, "_try_out", lambda spec, workdir, *, compare: MODEL)
+    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare: MODEL)
 
 
 def run(manager: Manager, *arguments: object) -> int:
@@ -188,7 +188,7 @@ def test_what_the_manager_refuses_is_said_before_the_code_is_tried(
 ) -> None:
     tried: list[Path] = []
     monkeypatch.setattr(
-        cli_apply, "_try_out", lambda spec, workdir, *, compare: tried.append(workdir) or MODEL
+        cli_apply, "check_code", lambda spec, workdir, *, compare: tried.append(workdir) or MODEL
     )
     before = manager.client.get("/jobs")
     job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
@@ -359,7 +359,7 @@ def test_code_that_the_manager_would_not_take_is_refused_before_it_is_tried(
     """Found: more than 64 MiB beside the code were refused after half a minute, and nothing set the limit."""
     tried: list[Path] = []
     monkeypatch.setattr(
-        cli_apply, "_try_out", lambda spec, workdir, *, compare: tried.append(workdir) or MODEL
+        cli_apply, "check_code", lambda spec, workdir, *, compare: tried.append(workdir) or MODEL
     )
     (job_file.parent / "data.bin").write_bytes(os.urandom(5000))
     service = ServiceProcess(tmp_path_factory.mktemp("small"), options=("--max-bundle", "1KiB"))

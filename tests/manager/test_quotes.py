@@ -127,7 +127,7 @@ def manager(tmp_path: Path) -> Iterator[CloudManager]:
 @pytest.fixture
 def rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arguments of `makara apply` for a job on a cloud; its code passes, for its check needs torch."""
-    monkeypatch.setattr(cli_apply, "_try_out", lambda spec, workdir, *, compare: MODEL)
+    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare: MODEL)
     path = tmp_path / "code" / "job.yaml"
     path.parent.mkdir()
     (path.parent / "train.py").write_text("def build(): ...\n")
@@ -163,7 +163,7 @@ def test_without_a_terminal_a_job_that_costs_money_is_refused_and_its_code_not_t
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli_apply, "_try_out", lambda *_, **__: pytest.fail("it was tried"))
+    monkeypatch.setattr(cli_apply, "check_code", lambda *_, **__: pytest.fail("it was tried"))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert cli.main([*rented, *manager.options]) == cli.MISTAKE
     assert capsys.readouterr().err == (

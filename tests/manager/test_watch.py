@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from core_script import spec
 from in_service import FakeProvider
 from makara.manager.config import ServerConfig
 from makara.manager.core.facts import VmEnded
-from makara.manager.providers import ProviderError, Resource, ResourceStatus, Throttled
+from makara.manager.providers import Provider, ProviderError, Resource, ResourceStatus, Throttled
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
 from makara.manager.service.tokens import TokenStore
@@ -41,16 +42,26 @@ async def _more_lists(cloud: Cloud, num: int) -> None:
         await asyncio.sleep(0.001)
 
 
+@asynccontextmanager
+async def _service(config: ServerConfig, providers: Mapping[str, Provider]) -> AsyncIterator[Service]:
+    journal, tokens = SqliteJournal(config.journal_path), TokenStore(config.home / "tokens.sqlite3")
+    service = Service(config, journal, tokens, providers)
+    try:
+        yield service
+    finally:
+        await service.close()
+        tokens.close()
+        journal.close()
+
+
 async def _play(home: Path) -> tuple[list[VmEnded], list[VmEnded]]:
     """The VMs that ended while the list failed, and once it works again without one of them."""
-    config = ServerConfig(home=home, tick_s=0.001)
-    journal, tokens, cloud = SqliteJournal(config.journal_path), TokenStore(home / "tokens.sqlite3"), Cloud()
-    service = Service(config, journal, tokens, {"local": cloud})
+    cloud = Cloud()
+    async with _service(ServerConfig(home=home, tick_s=0.001), {"local": cloud}) as service:
 
-    def ended() -> list[VmEnded]:
-        return [stored.fact for stored in journal.facts("j") if isinstance(stored.fact, VmEnded)]
+        def ended() -> list[VmEnded]:
+            return [stored.fact for stored in service.journal.facts("j") if isinstance(stored.fact, VmEnded)]
 
-    try:
         await service.start()
         await service.admission.submit("j", JobSpec.model_validate(spec()), b"", {})
         while len(cloud.vms) < 2:
@@ -63,10 +74,6 @@ async def _play(home: Path) -> tuple[list[VmEnded], list[VmEnded]]:
         while not ended():
             await _more_lists(cloud, 1)
         return during, ended()
-    finally:
-        await service.close()
-        tokens.close()
-        journal.close()
 
 
 def test_a_list_that_fails_says_nothing(tmp_path: Path) -> None:
@@ -108,17 +115,11 @@ class Numbered(Cloud):
 async def _watch(home: Path, local: Cloud, cloud: Cloud, *, cloud_list_s: float) -> None:
     """A manager without a job, until it has asked this machine ten times."""
     config = ServerConfig(home=home, tick_s=0.001, cloud_list_s=cloud_list_s)
-    journal, tokens = SqliteJournal(config.journal_path), TokenStore(home / "tokens.sqlite3")
-    service = Service(config, journal, tokens, {"local": local, "aws": cloud})
-    try:
+    async with _service(config, {"local": local, "aws": cloud}) as service:
         await service.start()
         await _more_lists(local, 10)
         if cloud_list_s < 1.0:
             await _more_lists(cloud, 2)
-    finally:
-        await service.close()
-        tokens.close()
-        journal.close()
 
 
 def test_each_provider_is_asked_at_its_own_interval(tmp_path: Path) -> None:
@@ -164,20 +165,13 @@ def test_a_list_asked_for_before_a_release_ended_does_not_repeat_it(tmp_path: Pa
     cloud = Lagging()
 
     async def looks() -> None:
-        config = ServerConfig(home=tmp_path)
-        journal, tokens = SqliteJournal(config.journal_path), TokenStore(tmp_path / "tokens.sqlite3")
-        service = Service(config, journal, tokens, {"aws": cloud})
-        watch = service.watches["aws"]
-        cloud.release_is_over = lambda: not watch._releasing  # type: ignore
-        try:
+        async with _service(ServerConfig(home=tmp_path), {"aws": cloud}) as service:
+            watch = service.watches["aws"]
+            cloud.release_is_over = lambda: not watch._releasing  # type: ignore
             for _ in range(2):
                 await watch.look()
             while watch._releasing:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        finally:
-            await service.close()
-            tokens.close()
-            journal.close()
 
     asyncio.run(looks())
     assert cloud.num_lists == 2
@@ -192,16 +186,10 @@ class Throttling(Cloud):
 
 def test_only_a_provider_that_throttles_says_so(tmp_path: Path) -> None:
     async def looks() -> list[bool]:
-        config = ServerConfig(home=tmp_path)
-        journal, tokens = SqliteJournal(config.journal_path), TokenStore(tmp_path / "tokens.sqlite3")
         away, throttling = Cloud(), Throttling()
         away.is_away = True
-        service = Service(config, journal, tokens, {"aws": throttling, "azure": away, "local": Cloud()})
-        try:
+        providers = {"aws": throttling, "azure": away, "local": Cloud()}
+        async with _service(ServerConfig(home=tmp_path), providers) as service:
             return [await service.watches[name].look() for name in ("aws", "azure", "local")]
-        finally:
-            await service.close()
-            tokens.close()
-            journal.close()
 
     assert asyncio.run(looks()) == [True, False, False]
