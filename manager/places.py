@@ -35,23 +35,22 @@ def _fault(settings: CloudSettings, vm: Vm) -> str:
     """What is wrong with the settings for this VM; empty if it can be reached."""
     if vm.attempt is None or vm.attempted_at is None:
         return ""
-    place = vm.attempt.placement
-    match place.provider:
-        case "aws" if settings.aws is None:
+    place, aws, azure = vm.attempt.placement, settings.aws, settings.azure
+    if place.provider == "aws":
+        if aws is None:
             return "aws is missing"
-        case "aws" if settings.aws is not None and place.region and place.region not in settings.aws.regions:
+        if place.region and place.region not in aws.regions:
             return f"aws.regions.{place.region} is missing"
-        case "azure" if settings.azure is None:
+    if place.provider == "azure":
+        if azure is None:
             return "azure is missing"
-        case "azure" if settings.azure is not None and (found := _AZURE_ID.match(vm.id)):
+        if found := _AZURE_ID.match(vm.id):
             subscription, group = found.groups()
-            if subscription.lower() != settings.azure.subscription_id.lower():
+            if subscription.lower() != azure.subscription_id.lower():
                 return f"azure.subscription_id is no longer {subscription}"
-            if group.lower() != settings.azure.resource_group.lower():
+            if group.lower() != azure.resource_group.lower():
                 return f"azure.resource_group is no longer {group}"
-            return ""
-        case _:
-            return ""
+    return ""
 
 
 def _some(vms: list[str]) -> str:

@@ -72,20 +72,11 @@ def status(options: argparse.Namespace) -> int:
     console.print(f"{job['job']}  {job['status']}" + (f": {job['reason']}" if job["reason"] else ""))
     if job["doing"]:
         console.print(f"  now            {job['doing']}")
-    if job["stalled"]:
-        console.print(f"  {job['stalled']}")
-    if job["isolated"]:
-        console.print(f"  {job['isolated']}")
-    if job["waiting"]:
-        for line in answers(job):
-            console.print(f"  {line}")
+    ways = answers(job) if job["waiting"] else []
     if job["status"] in ("stopped", "failed"):
-        for line in ways_on(job):
-            console.print(f"  {line}")
-    for trouble in job["trouble"]:
-        console.print(f"  trying again   {trouble}")
-    for note in job["notes"]:
-        console.print(f"  note           {note}")
+        ways += ways_on(job)
+    for line in filter(None, (job["stalled"], job["isolated"], *ways)):
+        console.print(f"  {line}")
     for name, text in _lines(job):
         console.print(f"  {name:<13}  {text}")
     for morph in job["morphs"]:
@@ -189,7 +180,9 @@ _OF_VM = ("vm", "status", "notice", "detail")
 def _lines(job: dict[str, Any]) -> list[tuple[str, str]]:
     loss = "" if job["loss"] is None else f", loss {job['loss']:.4f}"
     rate = "" if job["samples_per_s"] is None else f", {job['samples_per_s']:.0f} samples/s"
-    lines = [("progress", f"step {job['step']} of {job['steps']}{loss}{rate}")]
+    lines = [("trying again", trouble) for trouble in job["trouble"]]
+    lines += [("note", note) for note in job["notes"]]
+    lines += [("progress", f"step {job['step']} of {job['steps']}{loss}{rate}")]
     if job["shape"]:
         predicted = "" if job["predicted_s"] is None else f", predicted {job['predicted_s']:.3f} s a step"
         taken = job["seconds_per_step"]
