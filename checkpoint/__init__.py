@@ -31,13 +31,13 @@ from .errors import (
     Superseded,
 )
 from .export import Export, export, fetch_export, weight_shapes, weights_sha256
-from .head import Head, Retired, candidates, delete_parts, publish, read_head, retire
+from .head import Head, candidates, delete_parts, publish, read_head, retire
 from .leftovers import Swept, sweep
 from .manifest import CheckpointPart, Manifest, load_manifest
 from .opening import open_generation, restart_generation
-from .reader import read_part, read_sections
+from .reader import read_part, read_parts
 from .stores.azure_hosts import is_azure
-from .stores.credentials import CREDENTIALS, Credentials, credential_names, credentials_in, inherited
+from .stores.credentials import CREDENTIALS, credential_names, credentials_in, inherited
 from .stores.places import check_writable, open_store
 from .stores.store import Store, retrying
 from .writer import Receipt, assemble, write_part
@@ -48,7 +48,6 @@ __all__ = [
     "CheckpointError",
     "Conflict",
     "Corrupt",
-    "Credentials",
     "Export",
     "Fenced",
     "Head",
@@ -65,7 +64,6 @@ __all__ = [
     "CheckpointPart",
     "Receipt",
     "Retained",
-    "Retired",
     "Store",
     "StoreRefused",
     "StoreUnavailable",
@@ -91,7 +89,7 @@ __all__ = [
     "published",
     "read_head",
     "read_part",
-    "read_sections",
+    "read_parts",
     "restart_generation",
     "retire",
     "retrying",

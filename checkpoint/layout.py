@@ -63,20 +63,12 @@ def head_key(job: str) -> str:
     return f"{job}/head.json"
 
 
-def manifests_prefix(job: str) -> str:
-    return f"{job}/manifests/"
-
-
 def manifest_key(job: str, checkpoint: CheckpointRef) -> str:
-    return f"{manifests_prefix(job)}{checkpoint}.json"
-
-
-def sections_prefix(job: str) -> str:
-    return f"{job}/sections/"
+    return f"{job}/manifests/{checkpoint}.json"
 
 
 def parts_prefix(job: str, checkpoint: CheckpointRef) -> str:
-    return f"{sections_prefix(job)}{checkpoint}/"
+    return f"{job}/sections/{checkpoint}/"
 
 
 def part_key(job: str, checkpoint: CheckpointRef, section: int, part: int) -> str:

@@ -70,12 +70,14 @@ def sweep(
     written = [found for found in store.list_objects(job_prefix(job)) if now - found.written_at >= lease_s]
     orphans = _orphans(store, job, head, written)
     exports = () if exporting else _unfinished_exports(store, job, written)
-    aborted = sum(
-        _abort(store, unfinished)
+    given_up = [
+        unfinished
         for unfinished in store.unfinished(job_prefix(job))
         if _is_given_up(job, head, unfinished, now, lease_s, exporting)
-    )
-    return Swept(head, tuple(due), orphans, exports, aborted)
+    ]
+    for unfinished in given_up:
+        store.abort(unfinished)
+    return Swept(head, tuple(due), orphans, exports, len(given_up))
 
 
 def _is_orphan(head: Head, checkpoint: CheckpointRef) -> bool:
@@ -125,8 +127,3 @@ def _is_given_up(
         return False  # however long it takes
     ours = checkpoint is not None or export_step_of(job, unfinished.key) is not None
     return (ours or is_temporary_listing(job, unfinished.key)) and age_s >= _UNFINISHED_S
-
-
-def _abort(store: Store, unfinished: Unfinished) -> int:
-    store.abort(unfinished)
-    return 1

@@ -6,7 +6,6 @@ Which tensors and scalars a section has, and their names, is said in `makara.wor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 
 from pydantic.dataclasses import dataclass
 
@@ -61,15 +60,6 @@ class Manifest:
     @property
     def num_sections(self) -> int:
         return len(self.num_parts)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.size_bytes for part in self.parts)
-
-    def parts_of(self, sections: Iterable[int]) -> tuple[CheckpointPart, ...]:
-        """The parts of these sections, in order of section and part."""
-        wanted = set(sections)
-        return tuple(part for part in self.parts if part.section in wanted)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON that carries a checksum of itself."""

@@ -1,63 +1,47 @@
-"""Reads a checkpoint: the parts of some sections, in parallel, each verified by its checksum."""
+"""Reads parts of a checkpoint in parallel, and verifies each by its checksum."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
-from typing import TypeVar
 
-from ..protocol.messages import CheckpointRef
-from .errors import CheckpointError, Corrupt
-from .manifest import CheckpointPart, Manifest, load_manifest
+from .errors import Corrupt
+from .manifest import CheckpointPart
 from .safetensors_header import parse_header
 from .stores.store import Store, retrying
-
-T = TypeVar("T")
 
 _PIECE_BYTES = 64 << 20
 _NUM_PARALLEL = 4
 
 
-def read_sections(
+def read_parts(
     store: Store,
-    job: str,
-    checkpoint: CheckpointRef,
-    wanted: Collection[int] | Callable[[str], bool],
+    parts: Collection[CheckpointPart],
     *,
-    manifest: Manifest | None = None,
-    patience_s: float = 60.0,
-    cancel: Event | None = None,
+    retry: Callable[[Callable[[], bytes]], bytes] = retrying,
     on_read: Callable[[], None] | None = None,
-    refusals: bool = False,
-    on_retry: Callable[[CheckpointError, float], None] | None = None,
 ) -> dict[tuple[int, int], bytes]:
-    """Read the safetensors files of `checkpoint` that hold what is `wanted`: {(section, part): bytes}.
+    """Read these safetensors files of a checkpoint: {(section, part): bytes}.
 
-    `wanted`: section numbers, or a predicate on tensor names (a part is read if it holds one). Each file is
-    checked against the size, checksum and tensor names of the manifest (read from the store unless given).
-    Four files are in flight at a time; each is retried for `patience_s` while the store is unavailable,
-    and with `refusals` while it refuses, until `cancel` is set. `on_read` is called for each piece received,
-    and `on_retry` before each wait, both on any of several threads. Raises `Corrupt` or `NotFound` naming the
-    key, and what `retrying` raises.
+    Each is checked against the size, checksum and tensor names of the manifest. Four files are in flight at a
+    time, each read by `retry`. `on_read` is called for each piece received, as `retry` on any of several
+    threads. Raises `Corrupt` or `NotFound` naming the key, and what `retry` raises.
     """
 
-    def trying(call: Callable[[], T]) -> T:
-        return retrying(call, patience_s=patience_s, cancel=cancel, refusals=refusals, on_retry=on_retry)
+    def read(part: CheckpointPart) -> bytes:
+        return retry(lambda: read_part(store, part, on_read))
 
-    if manifest is None:
-        manifest = trying(lambda: load_manifest(store, job, checkpoint))
-    if callable(wanted):
-        parts = tuple(part for part in manifest.parts if any(wanted(name) for name in part.tensors))
-    else:
-        parts = manifest.parts_of(wanted)
-
-    return _read_all(lambda part: trying(lambda: read_part(store, part, on_read)), parts)
+    pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="read-parts")
+    try:
+        files = list(pool.map(read, parts))
+    finally:
+        pool.shutdown(cancel_futures=True)  # after a failure the other files are not needed
+    return {(part.section, part.part): data for part, data in zip(parts, files, strict=True)}
 
 
 def read_part(store: Store, part: CheckpointPart, on_read: Callable[[], None] | None = None) -> bytes:
-    """Read one file and check it against the manifest; for `on_read` see `read_sections`. Raises `Corrupt`
+    """Read one file and check it against the manifest; for `on_read` see `read_parts`. Raises `Corrupt`
     naming the key, and the store's errors."""
     data = _fetch(store, part, on_read or (lambda: None))
     where = f"{part.key} in {store.uri}"
@@ -84,14 +68,3 @@ def _fetch(store: Store, part: CheckpointPart, on_read: Callable[[], None]) -> b
         pieces.append(store.get_range(part.key, start, min(_PIECE_BYTES, part.size_bytes - start)))
         on_read()
     return b"".join(pieces)
-
-
-def _read_all(
-    read: Callable[[CheckpointPart], bytes], parts: tuple[CheckpointPart, ...]
-) -> dict[tuple[int, int], bytes]:
-    pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="read-parts")
-    try:
-        files = list(pool.map(read, parts))
-    finally:
-        pool.shutdown(cancel_futures=True)  # after a failure the other files are not needed
-    return {(part.section, part.part): data for part, data in zip(parts, files, strict=True)}

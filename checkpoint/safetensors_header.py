@@ -41,11 +41,10 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`tensors` by name, `metadata` as the writer gave it, `size_bytes` of the whole file."""
+    """`tensors` by name, and `metadata` as the writer gave it."""
 
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str]
-    size_bytes: int
 
 
 def parse_header(data: bytes | memoryview, key: str, *, total_bytes: int | None = None) -> Header:
@@ -71,7 +70,7 @@ def parse_header(data: bytes | memoryview, key: str, *, total_bytes: int | None 
         _check_tiling(tensors.values(), first, total_bytes)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{key}: not a valid safetensors file: {error}") from error
-    return Header(tensors, metadata, total_bytes)
+    return Header(tensors, metadata)
 
 
 def build_header(

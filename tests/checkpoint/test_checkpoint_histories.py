@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from checkpoints import read_sections
 from conftest import StoreAddress
 from makara.checkpoint import (
     Fenced,
@@ -25,7 +26,6 @@ from makara.checkpoint import (
     publish,
     read_head,
     read_part,
-    read_sections,
     retire,
     sweep,
     write_part,

@@ -19,7 +19,7 @@ import models
 import pytest
 import torch
 from azurite_server import AzuriteServer
-from makara.checkpoint import open_store, read_head, read_sections
+from makara.checkpoint import load_manifest, open_store, read_head, read_parts
 from makara.checkpoint.tensors import unpack
 from makara.model.training import Training
 from makara.protocol.instruction_sets import environment_of, processor_flags
@@ -146,7 +146,7 @@ def checkpoint_state(service: ServiceProcess, view: dict[str, Any]) -> dict[str,
     assert newest["step"] == view["step"]
     store = open_store(f"file://{service.folder}/store")
     checkpoint = CheckpointRef(step=newest["step"], generation=newest["generation"])
-    files = read_sections(store, view["job"], checkpoint, range(view["num_sections"]))
+    files = read_parts(store, load_manifest(store, view["job"], checkpoint).parts)
     return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calibrations import uniform
-from checkpoints import JOB, published, section_tensors
+from checkpoints import JOB, published, read_sections, section_tensors
 from core_script import RECIPE, Script, spec
 from makara.checkpoint import (
     HeadAhead,
@@ -23,7 +23,6 @@ from makara.checkpoint import (
     open_generation,
     open_store,
     read_head,
-    read_sections,
     retire,
     weight_shapes,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,8 +20,10 @@ from makara.checkpoint import (
     Receipt,
     Store,
     assemble,
+    load_manifest,
     open_generation,
     publish,
+    read_parts,
     write_part,
 )
 from makara.checkpoint.stores.azure import _upload_id
@@ -42,6 +44,13 @@ def section_tensors(section: int, part: int, step: int) -> dict[str, torch.Tenso
         f"buffers/{name}.count": torch.tensor(step),
         f"optimizer/{name}.weight/exp_avg": torch.randn(3, 4, generator=seeded),
     }
+
+
+def read_sections(
+    store: Store, job: str, checkpoint: CheckpointRef, sections: Collection[int]
+) -> dict[tuple[int, int], bytes]:
+    parts = load_manifest(store, job, checkpoint).parts
+    return read_parts(store, [part for part in parts if part.section in sections])
 
 
 def write_parts(

@@ -11,7 +11,7 @@ import faulty_model
 from fault_scene import BATCH, SHAPE, Noticed, Scene
 from fault_signs import Played
 from faults import Fault
-from makara.checkpoint import open_store, read_sections
+from makara.checkpoint import load_manifest, open_store, read_parts
 from makara.checkpoint.tensors import unpack
 from makara.protocol.messages import CheckpointRef
 from rich.console import Console
@@ -83,7 +83,7 @@ def _stored(scene: Scene, view: dict[str, Any]) -> dict[str, Any]:
     assert newest["step"] == view["step"]
     store = open_store(scene.store.uri("faults"), endpoint=scene.store.endpoint, region=scene.store.region)
     checkpoint = CheckpointRef(step=newest["step"], generation=newest["generation"])
-    files = read_sections(store, scene.job, checkpoint, range(view["num_sections"]))
+    files = read_parts(store, load_manifest(store, scene.job, checkpoint).parts)
     return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
 
 

@@ -16,7 +16,7 @@ from makara.checkpoint import (
     open_generation,
     open_store,
     read_head,
-    read_sections,
+    read_parts,
 )
 from makara.checkpoint.tensors import unpack
 from makara.model.precision import Precision
@@ -91,7 +91,7 @@ class Run:
         assert checkpoint.step == self.job.steps
         manifest = load_manifest(self.store, self.job.job, checkpoint)
         assert manifest.data_position == self.job.steps * self.job.global_batch_size
-        files = read_sections(self.store, self.job.job, checkpoint, range(self.recipe.num_sections))
+        files = read_parts(self.store, manifest.parts)
         return {name: tensor for data in files.values() for name, tensor in unpack(data)[0].items()}
 
     def steps(self) -> list[int]:

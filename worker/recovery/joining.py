@@ -22,7 +22,7 @@ from ...checkpoint import (
     NotFound,
     Store,
     load_manifest,
-    read_sections,
+    read_parts,
     retrying,
 )
 from ...checkpoint.tensors import unpack
@@ -290,27 +290,12 @@ def _read_range(
     trouble = StoreTrouble("loading a checkpoint", source.on_trouble)
 
     def read() -> tuple[Manifest, dict[tuple[int, int], bytes]]:
-        patience_s = float("inf")
-        manifest = retrying(
-            lambda: load_manifest(source.store, source.job, checkpoint),
-            patience_s=patience_s,
-            cancel=cancel,
-            refusals=True,
-            on_retry=on_retry,
-        )
-        parts = read_sections(
-            source.store,
-            source.job,
-            checkpoint,
-            lambda name: entry_owner(name) in owned,
-            manifest=manifest,
-            patience_s=patience_s,
-            cancel=cancel,
-            on_read=on_read,
-            refusals=True,
-            on_retry=on_retry,
-        )
-        return manifest, parts
+        manifest = retry(lambda: load_manifest(source.store, source.job, checkpoint))
+        parts = [part for part in manifest.parts if any(entry_owner(name) in owned for name in part.tensors)]
+        return manifest, read_parts(source.store, parts, retry=retry, on_read=on_read)
+
+    def retry(call: Callable[[], V]) -> V:
+        return retrying(call, patience_s=float("inf"), cancel=cancel, refusals=True, on_retry=on_retry)
 
     def on_read() -> None:
         session.progress.loaded += 1
