@@ -6,29 +6,25 @@ worker runs next. The simulator plays a plan in virtual time and the worker play
 both ask the same policy (`policy.decide`), so what is predicted is what runs.
 """
 
-from .components import Component, components
+from .components import components
 from .dispatcher import Dispatcher, check_order, peak_in_flight
 from .grids import dealt, grid
 from .operations import Kind, Operation
 from .plan import Hop, InvalidPlan, Path, Plan, Range, Schedule
-from .schedules import InvalidOrder, Orders, orders
-from .traffic import Message, Traffic, messages, output_of, own_part
+from .schedules import InvalidOrder, orders
+from .traffic import messages, output_of, own_part
 
 __all__ = [
-    "Component",
     "Dispatcher",
     "Hop",
     "InvalidOrder",
     "InvalidPlan",
     "Kind",
-    "Message",
     "Operation",
-    "Orders",
     "Path",
     "Plan",
     "Range",
     "Schedule",
-    "Traffic",
     "check_order",
     "components",
     "dealt",

@@ -52,9 +52,6 @@ class Pairs:
     def __or__(self, other: Pairs) -> Pairs:
         return self._paired(other, (a | b for a, b in self._both(other)))
 
-    def __and__(self, other: Pairs) -> Pairs:
-        return self._paired(other, (a & b for a, b in self._both(other)))
-
     def __sub__(self, other: Pairs) -> Pairs:
         return self._paired(other, (a & ~b for a, b in self._both(other)))
 

@@ -81,7 +81,7 @@ def _what_does_not_count_is_added_to(patch: pytest.MonkeyPatch) -> None:
         whole(self, rank, of, step, scales, empty)
         for one in shown:
             own = self._held[one.pairs.sections][0]  # type: ignore
-            if not one.pairs & own.pairs:
+            if not set(one.pairs) & set(own.pairs):
                 own.total.merge(one.total)
 
     patch.setattr(Parcels, "settle", settle)
