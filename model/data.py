@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from itertools import islice
-from typing import cast, overload
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from .errors import UserCodeError
+from .precision import dtype_name
 from .seeds import preserved_randomness, seed64, seed_everything
 from .training import Dataset, call_user_code
 
@@ -20,18 +20,13 @@ _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 
-@lru_cache(maxsize=8)  # every micro-batch needs that of its epoch
-def order(seed: int, epoch: int, length: int) -> Permutation:
-    """The order of the samples 0..length-1 in an epoch: `order(...)[position]` is a sample's index.
+class SampleOrder:
+    """The order of the samples 0..length-1 in an epoch: `SampleOrder(...)[position]` is a sample's index.
 
-    Uses O(1) memory. Raises `ValueError` when `length` is not positive.
+    A keyed permutation in O(1) memory: a Feistel network on the next even power of two, with cycle walking
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 2). Raises `ValueError` when
+    `length` is not positive.
     """
-    return Permutation(seed, epoch, length)
-
-
-class Permutation(Sequence[int]):
-    """A keyed permutation of 0..length-1: a Feistel network on the next even power of two, with cycle
-    walking (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, method 2)."""
 
     def __init__(self, seed: int, epoch: int, length: int) -> None:
         if length < 1:
@@ -41,19 +36,10 @@ class Permutation(Sequence[int]):
         self._half_mask = (1 << self._half_bits) - 1
         self._keys = [seed64("order", seed, epoch, number) for number in range(_ROUNDS)]
 
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(self._length))]
-        if not 0 <= index < self._length:
-            raise IndexError(f"position {index} is not in 0..{self._length - 1}")
-        value = self._encrypt(index)
+    def __getitem__(self, position: int) -> int:
+        if not 0 <= position < self._length:
+            raise IndexError(f"position {position} is not in 0..{self._length - 1}")
+        value = self._encrypt(position)
         while value >= self._length:
             value = self._encrypt(value)
         return value
@@ -76,7 +62,8 @@ def sample_indices(seed: int, position: int, count: int, length: int) -> list[tu
     """(epoch, index) of the samples position..position+count-1 of the endless stream; may straddle
     epochs."""
     places = [divmod(place, length) for place in range(position, position + count)]
-    return [(epoch, order(seed, epoch, length)[offset]) for epoch, offset in places]
+    orders = {epoch: SampleOrder(seed, epoch, length) for epoch in {epoch for epoch, _ in places}}
+    return [(epoch, orders[epoch][offset]) for epoch, offset in places]
 
 
 class Batches:
@@ -147,7 +134,7 @@ def _as_tensors(index: int, sample: object) -> Sample:
 
 
 def _form(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"{dtype_name(value.dtype)}{list(value.shape)}"
 
 
 def _mix(value: int) -> int:

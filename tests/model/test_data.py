@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makara.model.data import Batches, order, sample_indices
+from makara.model.data import Batches, SampleOrder, sample_indices
 from makara.model.errors import UserCodeError
 from makara.model.seeds import seed64
 from models import Tokens
@@ -18,17 +18,17 @@ from torch import Tensor
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**64), st.integers(0, 9), st.integers(1, 400))
 def test_an_epoch_holds_every_sample_once(seed: int, epoch: int, length: int) -> None:
-    assert sorted(order(seed, epoch, length)) == list(range(length))
+    assert sorted(SampleOrder(seed, epoch, length)) == list(range(length))
 
 
 def test_the_order_differs_between_seeds_and_epochs_and_is_not_sorted() -> None:
-    orders = [tuple(order(seed, epoch, 100)) for seed in range(3) for epoch in range(3)]
+    orders = [tuple(SampleOrder(seed, epoch, 100)) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == 9
     assert tuple(range(100)) not in orders
 
 
 def test_the_order_never_changes_between_versions() -> None:
-    assert list(order(7, 0, 10)) == ORDER_7_0_10
+    assert list(SampleOrder(7, 0, 10)) == ORDER_7_0_10
     assert seed64("section", 1, 2, "x") == SEED_SECTION_1_2_X
 
 
@@ -38,7 +38,7 @@ SEED_SECTION_1_2_X = 953110489756300188
 
 def test_a_huge_epoch_takes_no_memory() -> None:
     length = 10**12
-    assert 0 <= order(3, 0, length)[length - 1] < length
+    assert 0 <= SampleOrder(3, 0, length)[length - 1] < length
 
 
 @settings(max_examples=40, deadline=None)
