@@ -10,7 +10,7 @@ from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.worker.sections.ranges import RangeRuntime
 from models import Tokens, tied_gpt
-from torch import Tensor
+from whole_runtime import gradients_of, whole_runtime
 
 STEPS = 4
 
@@ -23,19 +23,12 @@ def chain() -> Sections:
 
 def trained(chain: Sections, on_host: list[bool]) -> RangeRuntime:
     """After a step with the optimizer in each of these places."""
-    runtime = RangeRuntime(chain, tied_gpt(), 3)
-    for index in range(chain.num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, tied_gpt(), 3)
     batch = Batches(Tokens(), 3, 8, 2).micro_batch(0, 0)
     for step, place in enumerate(on_host):
         runtime.place_optimizers(on_host=place)
-        total: dict[str, Tensor] = {}
-
-        def add(_: int, name: str, gradient: Tensor, total: dict[str, Tensor] = total) -> None:
-            total[name] = total[name] + gradient if name in total else gradient
-
         runtime.forward(step, 0, 0, chain.num_sections, {}, batch, keep=True)
-        runtime.backward(0, 0, {}, add)
+        total = gradients_of(runtime)
         for section in runtime.sections.values():
             section.apply(step, total, torch.tensor(0.5))
     return runtime

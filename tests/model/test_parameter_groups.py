@@ -20,6 +20,7 @@ from makara.worker.sections.ranges import RangeRuntime
 from models import tied_gpt
 from optimizers import OPTIMIZERS
 from torch import Tensor, nn
+from whole_runtime import whole_runtime
 
 SEED, STEPS = 3, 4
 
@@ -42,11 +43,7 @@ def gpt() -> tuple[Training, Sections]:
 
 
 def runtime_of(training: Training) -> RangeRuntime:
-    _, chain = gpt()
-    runtime = RangeRuntime(chain, training, SEED)
-    for index in range(chain.num_sections):
-        runtime.host(index)
-    return runtime
+    return whole_runtime(gpt()[1], training, SEED)
 
 
 def gradients(step: int) -> dict[str, Tensor]:

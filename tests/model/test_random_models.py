@@ -18,9 +18,9 @@ from makara.model.partition.partition import Sections, split
 from makara.model.partition.places import crossing_bytes
 from makara.model.partition.rematerialized import find_derived
 from makara.model.tracing.trace import TracedModel, trace
-from makara.worker.sections.ranges import RangeRuntime
 from models import CONTEXT, VOCABULARY, skip_model
 from torch import Tensor, nn
+from whole_runtime import gradients_of, whole_runtime
 
 WIDTH = 8
 M = 2
@@ -128,15 +128,7 @@ def places(traced: TracedModel) -> list[int]:
 
 def run(chain: Sections, training: Any, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
     """(loss, gradients) of one micro-batch, each section on its own."""
-    runtime = RangeRuntime(chain, training, 0)
-    for index in range(chain.num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, 0)
     output = runtime.forward(0, 0, 0, chain.num_sections, {}, batch, keep=True)
-    found: dict[str, Tensor] = {}
-
-    def keep(_section: int, name: str, gradient: Tensor) -> None:
-        found[name] = found[name] + gradient if name in found else gradient
-
-    runtime.backward(0, 0, {}, keep)
     assert output.piece is not None
-    return output.piece.loss_sum, found
+    return output.piece.loss_sum, gradients_of(runtime)

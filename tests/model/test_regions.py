@@ -13,8 +13,8 @@ from makara.model.partition.partition import choose_cuts, split
 from makara.model.tracing.regions import set_device
 from makara.model.tracing.trace import TracedModel, trace
 from makara.model.training import Training
-from makara.worker.sections.ranges import RangeRuntime
 from torch import Tensor, fx, nn
+from whole_runtime import gradients_of, whole_runtime
 
 WIDTH = 8
 
@@ -104,18 +104,11 @@ def test_regions_are_those_of_eager(model: type[nn.Module], num_sections: int) -
     training = training_of(model)
     traced = trace(training, 4, 1)
     chain = split(traced, choose_cuts(traced, num_sections))
-    runtime = RangeRuntime(chain, training, 1)
-    for index in range(num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, 1)
     x = torch.stack([Rows()[index]["x"] for index in range(4)])
     output = runtime.forward(0, 0, 0, num_sections, {}, {"x": x}, keep=True)
     assert output.piece is not None
-    gradients: dict[str, Tensor] = {}
-
-    def keep(_: int, name: str, gradient: Tensor) -> None:
-        gradients[name] = gradients[name] + gradient if name in gradients else gradient
-
-    runtime.backward(0, 0, {}, keep)
+    gradients = gradients_of(runtime)
     eager = model()
     eager.load_state_dict({name: traced.initial(name) for name in eager.state_dict()})
     loss = eager(x).float().square().mean()

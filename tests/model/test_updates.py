@@ -13,6 +13,7 @@ from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.sections.ranges import RangeOutput, RangeRuntime
 from torch import Tensor, nn
+from whole_runtime import gradients_of, whole_runtime
 
 WIDTH = 6
 
@@ -83,9 +84,7 @@ def training_of(model: Callable[[], nn.Module], average: Sequence[str] = ()) -> 
 def in_pieces(training: Training, num_sections: int, x: Tensor) -> tuple[Sections, RangeRuntime, RangeOutput]:
     traced = trace(training, 4, 1)
     chain = split(traced, choose_cuts(traced, num_sections))
-    runtime = RangeRuntime(chain, training, 1)
-    for index in range(num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, 1)
     return chain, runtime, runtime.forward(0, 0, 0, num_sections, {}, {"x": x}, keep=True)
 
 
@@ -110,8 +109,7 @@ def test_new_values_are_those_of_eager_and_nothing_is_written(
     assert [name for name in before if not same_bits(before[name], held[name])] == []
     assert output.piece is not None
     assert output.piece.loss_sum == float(loss.detach())
-    gradients: dict[str, Tensor] = {}
-    runtime.backward(0, 0, {}, lambda _, name, gradient: gradients.__setitem__(name, gradient))
+    gradients = gradients_of(runtime)
     assert all(
         same_bits(gradients[name], p.grad) for name, p in eager.named_parameters() if p.grad is not None
     )

@@ -13,8 +13,8 @@ from makara.model.partition.partition import Sections, split
 from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
-from makara.worker.sections.ranges import RangeRuntime
 from torch import Tensor, nn
+from whole_runtime import gradients_of, whole_runtime
 
 WIDTH = 4
 
@@ -50,17 +50,10 @@ def agree(
     """Asserts that the sections between `cuts` give what the user's own module gives; returns them."""
     traced = trace(training, 4, 1, precision)
     chain = split(traced, cuts)
-    runtime = RangeRuntime(chain, training, 1)
-    for index in range(chain.num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, 1)
     batches = Batches(training.dataset(), 1, 4, 4)
     output = runtime.forward(0, 0, 0, chain.num_sections, {}, batches.micro_batch(0, 0), keep=True)
-    gradients: dict[str, Tensor] = {}
-
-    def keep(_: int, name: str, gradient: Tensor) -> None:
-        gradients[name] = gradients[name] + gradient if name in gradients else gradient
-
-    runtime.backward(0, 0, {}, keep)
+    gradients = gradients_of(runtime)
     expected = PreciseModel(training, traced, batches, seed=1, precision=precision).step(0)
     assert output.piece is not None
     assert output.piece.loss_sum == pytest.approx(expected.loss, rel=rtol)

@@ -21,6 +21,7 @@ from makara.worker.sections.grad_check import is_usable, total_norm
 from makara.worker.sections.grad_sums import GradientSum, clip_coefficient, mean_loss, new_sum
 from makara.worker.sections.ranges import RangeRuntime, configure_torch
 from torch import Tensor
+from whole_runtime import whole_runtime
 
 OnStep = Callable[[int, float], None]
 
@@ -55,9 +56,7 @@ def run_reference(
         raise RecipeMismatch(f"graph_hash: traced {traced.graph_hash}, the recipe says {graph_hash}")
     chain = split(traced, cuts)
     batches = Batches(training.dataset(), seed, microbatch_size * num_micro_batches, microbatch_size)
-    runtime = RangeRuntime(chain, training, seed, device)
-    for index in range(chain.num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, seed, device)
     sums = new_sum(chain, chain.trainable_names, num_micro_batches, numerics, device)
     changing = {name: traced.tensors[name] for name in chain.updated_buffers}
     running = RunningSum(changing, num_micro_batches, device)

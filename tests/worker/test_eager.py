@@ -15,10 +15,10 @@ from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.check.eager import EagerModel
 from makara.worker.sections.grad_sums import mean_loss
-from makara.worker.sections.ranges import RangeRuntime
 from models import masked_loss, skip_model, tied_gpt, untied_mlp
 from reference import run_reference
 from torch import Tensor, nn
+from whole_runtime import whole_runtime
 
 M, N, SEED = 2, 3, 11
 
@@ -31,9 +31,7 @@ def in_pieces(training: Training) -> tuple[float, dict[str, Tensor]]:
     """(loss, mean gradients) of the first step, section by section, summed in floating point."""
     traced = trace(training, M, SEED)
     chain = split(traced, choose_cuts(traced))
-    runtime = RangeRuntime(chain, training, SEED)
-    for index in range(chain.num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, SEED)
     total: dict[str, Tensor] = {}
 
     def add(_section: int, name: str, gradient: Tensor) -> None:

@@ -14,11 +14,12 @@ from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.sections import halves
-from makara.worker.sections.ranges import RangeRuntime, configure_torch
+from makara.worker.sections.ranges import configure_torch
 from makara.worker.sections.runtime import SectionOutput, SectionRuntime, WeightsLater
 from models import VOCABULARY, next_token_loss, tied_gpt
 from torch import Tensor, nn
 from user_models import ZOO
+from whole_runtime import whole_runtime
 
 M, SEED = 2, 3
 
@@ -112,9 +113,7 @@ def test_random_numbers_of_a_backward_do_not_depend_on_what_ran_before() -> None
     batches = Batches(training.dataset(), SEED, 2 * M, M)
 
     def gradients(*, forwards_first: bool, recompute: bool) -> dict[str, Tensor]:
-        runtime = RangeRuntime(chain, training, SEED)
-        for index in range(chain.num_sections):
-            runtime.host(index)
+        runtime = whole_runtime(chain, training, SEED)
         found: dict[str, Tensor] = {}
         for micro_batch in range(2):
             batch = batches.micro_batch(0, micro_batch)

@@ -20,9 +20,9 @@ from makara.model.training import load_entrypoint
 from makara.pipeline.plan import Path as Route
 from makara.pipeline.plan import Plan
 from makara.protocol.messages import Phase
-from makara.worker.sections.ranges import RangeRuntime
 from test_trainers import Run, assert_same, reference
 from trainer_processes import BUNDLE, PLACES
+from whole_runtime import whole_runtime
 
 MODELS = {
     "tied weights": ("models:tied_gpt", "fp32"),
@@ -187,9 +187,7 @@ def test_a_micro_batch_of_which_only_the_loss_is_missing_has_its_loss() -> None:
     training = load_entrypoint(BUNDLE, "models:tied_gpt")
     traced = trace(training, 2, 7)
     chain = split(traced, choose_cuts(traced, None))
-    runtime = RangeRuntime(chain, training, 7)
-    for index in range(chain.num_sections):
-        runtime.host(index)
+    runtime = whole_runtime(chain, training, 7)
     batch = Batches(training.dataset(), 7, 16, 2).micro_batch(0, 3)
     whole, nothing = Route((), ()), Route((), (), open_from=chain.num_sections)
     pieces = [

@@ -22,6 +22,7 @@ from makara.worker.sections.ranges import RangeRuntime
 from makara.worker.sections.runtime import SectionRuntime
 from models import VOCABULARY, Tokens, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn
+from whole_runtime import whole_runtime
 
 from benchmarks.calibrate import calibrate
 
@@ -95,10 +96,7 @@ def gpt() -> tuple[Training, Sections]:
 
 
 def hosted(training: Training, chain: Sections) -> RangeRuntime:
-    runtime = RangeRuntime(chain, training, 3)
-    for index in range(chain.num_sections):
-        runtime.host(index)
-    return runtime
+    return whole_runtime(chain, training, 3)
 
 
 def batch(i: int = 0) -> dict[str, Tensor]:
