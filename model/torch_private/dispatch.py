@@ -10,14 +10,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,  # pyright: ignore[reportPrivateUsage]
-)
-
-__all__ = ["TorchDispatchMode", "no_modes"]
+from torch.utils import _python_dispatch  # pyright: ignore[reportPrivateUsage]
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 
 def no_modes() -> AbstractContextManager[Any]:
     """Operations inside meet no mode, also not that of fake tensors."""
-    return _disable_current_modes()
+    return _python_dispatch._disable_current_modes()  # pyright: ignore[reportPrivateUsage]

@@ -10,18 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-
-__all__ = [
-    "OpOverload",
-    "arguments_of",
-    "is_mutable",
-    "is_random",
-    "may_return_its_argument",
-    "name_of",
-    "overload_of",
-    "written_arguments",
-]
+from torch._ops import OpOverload as OpOverload
 
 
 def name_of(target: Any) -> str:
@@ -75,4 +64,12 @@ def written_arguments(target: Any) -> list[tuple[int, str]]:
         (position, argument.name)
         for position, argument in enumerate(target._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+def written_values(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The values that a call gives for the arguments that `target` writes."""
+    return [
+        args[position] if position < len(args) else kwargs.get(name)
+        for position, name in written_arguments(target)
     ]

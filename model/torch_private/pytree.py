@@ -4,24 +4,10 @@ An exported program says with a `TreeSpec` how its outputs nest, and there is no
 with torch 2.13.
 """
 
-from __future__ import annotations
-
-from torch.utils._pytree import (
-    KeyPath,
-    TreeSpec,
-    keystr,
-    tree_flatten_with_path,
-    tree_leaves,
-    tree_map,
-    tree_unflatten,
-)
-
-__all__ = [
-    "KeyPath",
-    "TreeSpec",
-    "keystr",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-]
+from torch.utils._pytree import KeyPath as KeyPath
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import keystr as keystr
+from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten

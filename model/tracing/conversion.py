@@ -65,10 +65,7 @@ def _copied(self: Tensor, memo: dict[int, Any]) -> Tensor:
     if id(self) not in memo:
         with torch.no_grad():
             copy = self.detach().clone(memory_format=torch.preserve_format)
-        is_parameter = isinstance(self, nn.Parameter)
-        memo[id(self)] = (
-            nn.Parameter(copy, self.requires_grad)
-            if is_parameter
-            else copy.requires_grad_(self.requires_grad)
-        )
+        if isinstance(self, nn.Parameter):
+            copy = nn.Parameter(copy, self.requires_grad)
+        memo[id(self)] = copy.requires_grad_(self.requires_grad)
     return memo[id(self)]

@@ -27,11 +27,12 @@ from ..torch_private.fake_tensors import (
     FakeTensor,
     FakeTensorMode,
 )
-from ..torch_private.operators import OpOverload, is_mutable, is_random, written_arguments
+from ..torch_private.operators import OpOverload, is_mutable, is_random, written_values
 from ..torch_private.pytree import tree_leaves, tree_map
-from ..torch_private.storages import negative_view, storage_key
+from ..torch_private.storages import storage_key
 from .conversion import converting
 from .loading import adopt_module, loading
+from .views import Memory, View, real_view, store, view_of
 
 T = TypeVar("T")
 _aten = torch.ops.aten
@@ -46,39 +47,22 @@ _UNINITIALISED = {
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """A fake tensor as a view of a storage."""
-
-    storage: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    is_conj: bool = False  # its numbers are the conjugates of those in memory
-    is_neg: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    """Real data from the user's code (lists, NumPy arrays, loaded weights)."""
-
-    value: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class _Loaded:
     """A tensor read from a file and never written."""
 
     data: torch.UntypedStorage
-    view: _View
+    view: View
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """`args` and `kwargs` hold fake tensors as `View` or `_Loaded`, and copies of real ones, which come from
+    the user's lists and NumPy arrays."""
+
     function: OpOverload | Callable[..., Any]
     args: Any
     kwargs: dict[str, Any]
-    outputs: tuple[_View | None, ...]
+    outputs: tuple[View, ...]
     storages: frozenset[int]  # read or written
     random: bool
 
@@ -92,7 +76,7 @@ class Recording:
     _calls: list[_Call] = field(default_factory=list)
     _calls_by_storage: dict[int, list[int]] = field(default_factory=dict)
     _alive: list[Tensor] = field(default_factory=list)  # kept alive, so that storages' keys stay unique
-    _loaded: dict[int, torch.UntypedStorage] = field(default_factory=dict)  # from files, by fake storage
+    _loaded: Memory = field(default_factory=dict)  # from files, by fake storage
     _seeds: dict[int, int] = field(default_factory=dict)  # of random calls, by their number
 
     def tensor(self, fake: Tensor, name: str) -> Tensor:
@@ -103,16 +87,15 @@ class Recording:
         """
         if not isinstance(fake, FakeTensor):
             return fake.detach().clone(memory_format=torch.contiguous_format)
-        view = _view(fake)
-        if view.storage in self._loaded:
-            with no_modes():
-                return _place(self._loaded, view).clone(memory_format=torch.contiguous_format)
-        if view.storage not in self._calls_by_storage:
+        view = view_of(fake)
+        is_loaded = view.storage in self._loaded
+        if not is_loaded and view.storage not in self._calls_by_storage:
             raise UntraceableModel(
                 f"{name!r} was not made by the function Training.model; its values are unknown"
             )
         with no_modes(), preserved_randomness(), torch.no_grad():
-            return _place(self._replay(view.storage, name), view).clone(memory_format=torch.contiguous_format)
+            memory = self._loaded if is_loaded else self._replay(view.storage, name)
+            return real_view(memory, view).clone(memory_format=torch.contiguous_format)
 
     def own(self, fake: Tensor, name: str) -> None:
         """Seed the random numbers of `fake` by (seed, name) for every tensor that they flow into, except
@@ -132,13 +115,13 @@ class Recording:
             number: seed64("initialise", self.seed, name, ordinal) for ordinal, number in enumerate(random)
         }
 
-    def _replay(self, storage: int, name: str) -> dict[int, torch.UntypedStorage]:
-        real: dict[int, torch.UntypedStorage] = {}
+    def _replay(self, storage: int, name: str) -> Memory:
+        memory: Memory = {}
         numbers = self._slice(storage)
         seeds = self._drawn(numbers, name) | self._seeds
         for number in numbers:
             call = self._calls[number]
-            args, kwargs = tree_map(partial(_real, real=real), (call.args, call.kwargs))
+            args, kwargs = tree_map(partial(_real, memory=memory), (call.args, call.kwargs))
             if call.random:
                 seed = seeds[number]
                 seed_everything(seed)
@@ -149,8 +132,8 @@ class Recording:
             ]
             if getattr(call.function, "overloadpacket", None) in _UNINITIALISED:
                 results[0].zero_()  # memory that the user never fills would differ between machines
-            _store(real, call.outputs, results)
-        return real
+            store(memory, call.outputs, results)
+        return memory
 
     def _slice(self, storage: int) -> list[int]:
         """The calls that touch `storage` or a storage that flows into it, in recorded order."""
@@ -180,49 +163,40 @@ class Recording:
         if key is None or key not in self._loaded:
             return
         storage = self._loaded.pop(key)
-        whole = _View(key, (storage.nbytes(),), (1,), 0, torch.uint8)
-        call = _Call(_copy_of, (_Loaded(storage, whole),), {}, (whole,), frozenset({key}), random=False)
-        self._calls_by_storage.setdefault(key, []).append(len(self._calls))
-        self._calls.append(call)
+        whole = View(key, (storage.nbytes(),), (1,), 0, torch.uint8)
+        self._append(
+            _Call(torch.clone, (_Loaded(storage, whole),), {}, (whole,), frozenset({key}), random=False)
+        )
 
     def add(self, function: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Record a call; pure views and metadata queries are not recorded."""
-        for leaf in _written(function, args, kwargs):
+        for leaf in tree_leaves(written_values(function, args, kwargs)):
             self._own(leaf)
-        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, FakeTensor)]
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        made = {storage_key(leaf) for leaf in outputs} - {
-            storage_key(leaf) for leaf in inputs if isinstance(leaf, FakeTensor)
-        }
+        outputs = _fakes(output)
+        made = set(map(storage_key, outputs)) - set(map(storage_key, _fakes((args, kwargs))))
         if not made and not is_mutable(function):
             return
-        saved_args, saved_kwargs = tree_map(self._saved, (args, kwargs))
-        views = tuple(_view(leaf) for leaf in outputs)
-        storages = {view.storage for view in views}
-        storages |= {
-            leaf.storage for leaf in tree_leaves((saved_args, saved_kwargs)) if isinstance(leaf, _View)
-        }
-        call = _Call(
-            function,
-            saved_args,
-            saved_kwargs,
-            views,
-            frozenset(storages),
-            is_random(function, args, kwargs),
-        )
-        for storage in storages:
+        random = is_random(function, args, kwargs)
+        args, kwargs = tree_map(self._saved, (args, kwargs))
+        views = tuple(map(view_of, outputs))
+        used = [*views, *(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, View))]
+        storages = frozenset(view.storage for view in used)
+        self._append(_Call(function, args, kwargs, views, storages, random))
+        self._alive.extend(outputs)
+
+    def _append(self, call: _Call) -> None:
+        for storage in call.storages:
             self._calls_by_storage.setdefault(storage, []).append(len(self._calls))
         self._calls.append(call)
-        self._alive.extend(outputs)
 
     def _saved(self, leaf: Any) -> Any:
         if isinstance(leaf, FakeTensor):
-            view = _view(leaf)
+            view = view_of(leaf)
             loaded = self._loaded.get(view.storage)
             return view if loaded is None else _Loaded(loaded, view)
         if isinstance(leaf, Tensor):
             with no_modes():
-                return _Constant(leaf.detach().clone())
+                return leaf.detach().clone()
         return leaf
 
 
@@ -262,18 +236,6 @@ def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:
             )
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """{each name of a parameter or buffer: the first name of the same tensor}, in the model's order."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, tensor in [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]:
-        names[name] = first.setdefault(id(tensor), name)
-    return names
-
-
 class _Recorder(TorchDispatchMode):
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -304,60 +266,13 @@ class _Recorder(TorchDispatchMode):
         return self._recording.adopt(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-def _view(fake: Tensor) -> _View:
-    return _View(
-        storage_key(fake),
-        tuple(fake.shape),
-        fake.stride(),
-        int(fake.storage_offset()),
-        fake.dtype,
-        fake.is_conj(),
-        fake.is_neg(),
-    )
-
-
-def _real(leaf: Any, real: dict[int, torch.UntypedStorage]) -> Any:
-    if isinstance(leaf, _View):
-        return _place(real, leaf)
+def _real(leaf: Any, memory: Memory) -> Any:
+    if isinstance(leaf, View):
+        return real_view(memory, leaf)
     if isinstance(leaf, _Loaded):
-        return _place({leaf.view.storage: leaf.data}, leaf.view)
-    return leaf.value.clone() if isinstance(leaf, _Constant) else leaf
+        return real_view({leaf.view.storage: leaf.data}, leaf.view)
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _written(function: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments that the function writes to."""
-    written = [
-        args[position] if position < len(args) else kwargs.get(name)
-        for position, name in written_arguments(function)
-    ]
-    return tree_leaves(written)
-
-
-def _copy_of(loaded: Tensor) -> Tensor:
-    return loaded.clone()
-
-
-def _place(real: dict[int, torch.UntypedStorage], view: _View) -> Tensor:
-    empty = torch.empty(0, dtype=view.dtype)
-    placed: Tensor = empty.set_(real[view.storage], view.offset, view.size, view.stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return _read_as(view, placed)
-
-
-def _read_as(view: _View, memory: Tensor) -> Tensor:
-    """`memory`, read as `view` reads its own: conjugated, negative or as it is."""
-    if view.is_conj:
-        memory = memory.conj()
-    return negative_view(memory) if view.is_neg else memory
-
-
-def _store(
-    real: dict[int, torch.UntypedStorage], views: tuple[_View | None, ...], results: list[Tensor]
-) -> None:
-    for view, result in zip(views, results, strict=True):
-        if view is None or view.storage in real:
-            continue
-        if result.stride() != view.stride or result.storage_offset() != view.offset:
-            needed = torch.empty_strided(view.size, view.stride, dtype=view.dtype)
-            assert view.offset == 0, "a new storage begins with its tensor"
-            result = _read_as(view, needed).copy_(result)
-        real[view.storage] = result.untyped_storage()
+def _fakes(value: Any) -> list[FakeTensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, FakeTensor)]

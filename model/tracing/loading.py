@@ -28,9 +28,8 @@ _READS_IN_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers
 
 Adopt = Callable[[Tensor], Tensor]
 """Makes the fake tensor that stands for a real one; returns a fake one unchanged."""
-_Made = dict[
-    int, tuple[Tensor, Tensor]
-]  # {id of a real tensor: (the tensor, kept alive for its id, its fake one)}
+_Made = dict[int, tuple[Tensor, Tensor]]
+"""{id of a real tensor: (the tensor, kept alive for its id, its fake one)}."""
 
 
 @contextmanager
