@@ -11,7 +11,7 @@ import logging
 import random
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ import torch
 from torch import fx, nn
 
 from ..errors import TooFewSamples, UntraceableModel
-from ..torch_private.exporting import AUTOCAST_PASS, EXPORTER, FRAME_FILTER, GRAD_MODE_PASS
+from ..torch_private.exporting import AUTOCAST_PASS, EXPORTER, FRAME_FILTER, GRAD_MODE_PASS, VALUE_CHECKS
 from ..torch_private.fake_tensors import FakeTensorMode
 from ..torch_private.storages import storage_key
 from ..tracebacks import first_line, users_part
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
-from .guards import guards, python_randomness, replaced, unvalidated_distributions
+from .guards import guards, python_randomness, replaced
 from .outputs import checked_outputs
 from .source import is_library, user_call
 
@@ -80,16 +80,8 @@ def export(model: nn.Module, arguments: Mapping[str, Any], fake_mode: FakeTensor
 def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
     try:
         with ExitStack() as stack:
-            for patch in (
-                _regions_as_marks,
-                _autocast_of_any_device,
-                unvalidated_distributions,
-                _lines_of_helpers,
-                _quiet,
-                guards,
-            ):
-                stack.enter_context(patch())
-            stack.enter_context(checked_outputs(model))
+            for change in (*_changes(), _quiet(), guards(), checked_outputs(model)):
+                stack.enter_context(change)
             return torch.export.export(model, (), dict(arguments), strict=False)
     except UntraceableModel:
         raise
@@ -186,41 +178,37 @@ def _reads(program: Program, tensors: list[torch.Tensor]) -> bool:
     )
 
 
-@contextmanager
-def _regions_as_marks() -> Generator[None]:
-    """Skip the export passes that turn regions into higher-order ones, and lose some (see `regions`)."""
+def _changes() -> list[AbstractContextManager[None]]:
+    """The changes to torch while a forward is exported."""
+    init: Callable[..., None] = torch.autocast.__init__
 
-    def leave(program: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:
-        return program, signature
+    def init_for_cpu(
+        self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any
+    ) -> None:
+        init(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, **rest)
 
-    with replaced(*GRAD_MODE_PASS, leave), replaced(*AUTOCAST_PASS, leave):
-        yield
-
-
-@contextmanager
-def _autocast_of_any_device() -> Generator[None]:
-    """Trace autocast regions of any device as regions of the CPU; when run, they apply to the real device."""
-    original: Callable[..., None] = torch.autocast.__init__
-
-    def init(self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any) -> None:
-        original(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, **rest)
-
-    with replaced(torch.autocast, "__init__", init):
-        yield
+    return [
+        # These passes turn regions into higher-order ones, and lose some (see `regions`).
+        replaced(*GRAD_MODE_PASS, _unchanged),
+        replaced(*AUTOCAST_PASS, _unchanged),
+        # Regions of any device are traced as regions of the CPU; when run, they apply to the real device.
+        replaced(torch.autocast, "__init__", init_for_cpu),
+        # torch.distributions would read the values of their arguments to validate them.
+        replaced(*VALUE_CHECKS, False),
+        replaced(*FRAME_FILTER, _users_frames),
+    ]
 
 
-@contextmanager
-def _lines_of_helpers() -> Generator[None]:
-    """Record the lines of all the user's functions; torch records only functions named `forward`."""
+def _unchanged(program: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:
+    return program, signature
 
-    def keep(_: fx.Tracer, frames: traceback.StackSummary) -> traceback.StackSummary:
-        first = next((n for n, frame in enumerate(frames) if frame.name == "forward"), len(frames))
-        return traceback.StackSummary.from_list(
-            [frame for frame in frames[first:] if frame.name == "forward" or not is_library(frame.filename)]
-        )
 
-    with replaced(*FRAME_FILTER, keep):
-        yield
+def _users_frames(_: fx.Tracer, frames: traceback.StackSummary) -> traceback.StackSummary:
+    """The lines of all the user's functions; torch records only functions named `forward`."""
+    first = next((n for n, frame in enumerate(frames) if frame.name == "forward"), len(frames))
+    return traceback.StackSummary.from_list(
+        [frame for frame in frames[first:] if frame.name == "forward" or not is_library(frame.filename)]
+    )
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UntraceableModel
-from ..torch_private.exporting import VALUE_CHECKS
 from ..torch_private.functions import BELOW_FUNCTION, TORCHS_OPERATORS
 from .functions import Operators, Unheld
 from .source import called_by_user, calling_line, is_library, line_of
@@ -41,7 +40,34 @@ _GENERATOR = (
     "each micro-batch and section. Draw from it as it is, or make the numbers a buffer or an entry of the "
     "samples"
 )
-_REFUSED: tuple[tuple[Any, str, str], ...] = (
+Refusal = Callable[..., str | None]
+"""Says why a call with these arguments is refused; None if it is not."""
+
+
+def _switched_gradient(tensor: Tensor, requires_grad: bool = True) -> str | None:
+    if tensor.requires_grad == requires_grad:
+        return None
+    remedy = "Nor is a gradient that is taken there: write its formula" if requires_grad else _FREEZE
+    return f"requires_grad_({requires_grad}) inside forward is not part of the graph. {remedy}"
+
+
+def _new_parameter(module: nn.Module, name: str, value: Any) -> str | None:
+    if not isinstance(value, nn.Parameter):
+        return None
+    return (
+        f"forward assigns a Parameter to {name!r} of a {type(module).__name__}, which no optimizer would "
+        "know. Make and tie parameters in the constructor"
+    )
+
+
+def _inference_mode(_mode: torch.inference_mode) -> str:
+    return (
+        "torch.inference_mode(): torch.inference_mode inside a model that trains would be lost. Use "
+        "torch.no_grad"
+    )
+
+
+_REFUSED: tuple[tuple[Any, str, str | Refusal], ...] = (
     (Tensor, "register_hook", _GRADIENT_HOOK),
     (Tensor, "register_post_accumulate_grad_hook", _GRADIENT_HOOK),
     (nn.Module, "register_full_backward_hook", _GRADIENT_HOOK),
@@ -54,21 +80,20 @@ _REFUSED: tuple[tuple[Any, str, str], ...] = (
     (torch, "set_rng_state", _GENERATOR),
     (torch.random, "fork_rng", _GENERATOR),
     (torch.cuda, "manual_seed", _GENERATOR),
-    (
-        torch.inference_mode,
-        "__enter__",
-        "torch.inference_mode inside a model that trains would be lost. Use torch.no_grad",
-    ),
+    (torch.inference_mode, "__enter__", _inference_mode),
+    (Tensor, "requires_grad_", _switched_gradient),
+    (nn.Module, "__setattr__", _new_parameter),
 )
+"""(owner, name of a function, why the user's calls of it are refused)."""
 
 
 @contextmanager
 def guards() -> Generator[None]:
     """While a forward is traced, refuse calls that the graph would not hold, naming the call and its line."""
     with ExitStack() as stack:
-        for owner, name, message in _REFUSED:
-            stack.enter_context(replaced(owner, name, _refusing(getattr(owner, name), name, message)))
-        for patch in (_custom_backward, _no_switched_gradients, _no_saved_hooks, _no_new_parameters):
+        for owner, name, why in _REFUSED:
+            stack.enter_context(replaced(owner, name, _refusing(getattr(owner, name), name, why)))
+        for patch in (_custom_backward, _no_saved_hooks):
             stack.enter_context(patch())
         yield
 
@@ -88,19 +113,12 @@ def replaced(owner: Any, name: str, value: object) -> Generator[None]:
             delattr(owner, name)
 
 
-@contextmanager
-def unvalidated_distributions() -> Generator[None]:
-    """Keep torch.distributions from reading the values of their arguments to validate them."""
-    with replaced(*VALUE_CHECKS, False):
-        yield
-
-
-def _refusing(original: Callable[..., Any], name: str, message: str) -> Callable[..., Any]:
+def _refusing(original: Callable[..., Any], name: str, why: str | Refusal) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if called_by_user():
-            shown = name if not name.startswith("_") else "torch.inference_mode()"
-            raise UntraceableModel(f"{shown}: {message}", calling_line())
+        message = f"{name}: {why}" if isinstance(why, str) else why(*args, **kwargs)
+        if message is not None and called_by_user():
+            raise UntraceableModel(message, calling_line())
         return original(*args, **kwargs)
 
     return call
@@ -137,23 +155,6 @@ def _custom_backward() -> Generator[None]:
 
 
 @contextmanager
-def _no_switched_gradients() -> Generator[None]:
-    original = Tensor.requires_grad_
-
-    def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
-        if self.requires_grad != requires_grad and called_by_user():
-            raise UntraceableModel(
-                f"requires_grad_({requires_grad}) inside forward is not part of the graph. "
-                + ("Nor is a gradient that is taken there: write its formula" if requires_grad else _FREEZE),
-                calling_line(),
-            )
-        return original(self, requires_grad)
-
-    with replaced(Tensor, "requires_grad_", requires_grad_):
-        yield
-
-
-@contextmanager
 def _no_saved_hooks() -> Generator[None]:
     """Refuse hooks on saved tensors, which may change them. torch's own (checkpoint, save_on_cpu) do not."""
     original = saved_tensors_hooks.__enter__
@@ -168,23 +169,6 @@ def _no_saved_hooks() -> Generator[None]:
         original(self)
 
     with replaced(saved_tensors_hooks, "__enter__", enter):
-        yield
-
-
-@contextmanager
-def _no_new_parameters() -> Generator[None]:
-    original = nn.Module.__setattr__
-
-    def assign(self: nn.Module, name: str, value: Any) -> None:
-        if isinstance(value, nn.Parameter) and called_by_user():
-            raise UntraceableModel(
-                f"forward assigns a Parameter to {name!r} of a {type(self).__name__}, which no optimizer "
-                "would know. Make and tie parameters in the constructor",
-                calling_line(),
-            )
-        original(self, name, value)
-
-    with replaced(nn.Module, "__setattr__", assign):
         yield
 
 
