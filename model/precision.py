@@ -18,6 +18,11 @@ Precision = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` of `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def autocast(device_type: str, precision: Precision) -> AbstractContextManager[object]:
     """The autocast context for forward and loss; a null context for fp32."""
     if precision == "fp32":

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, fx
 
 from ..precision import Precision
-from ..tracing.functional import written_spans
+from ..tracing.functional import nodes_in_writing
+from ..tracing.nodes import value_of
 from ..tracing.regions import autocast_of
 from .rematerialized import is_pure
 
@@ -56,7 +57,7 @@ def fold(
 def _fixed(graph: fx.Graph, given: Mapping[fx.Node, Tensor]) -> dict[fx.Node, None]:
     """The operations whose results are constant, in order."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    barred = {node for first, last in written_spans(nodes) for node in nodes[first : last + 1]}
+    barred = nodes_in_writing(nodes)
     found: dict[fx.Node, None] = {}
     for node in nodes:
         if node in barred or not is_pure(node) or not 0 < _bytes(node) <= _PASSING_BYTES:
@@ -96,11 +97,10 @@ def _evaluate(
 
 
 def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
+    value = value_of(node)
     return value.nbytes if isinstance(value, Tensor) else 0
 
 
 def _storage_bytes(node: fx.Node) -> int:
     """Bytes of the whole storage: a small view keeps all of it alive."""
-    value: Any = node.meta["val"]
-    return value.untyped_storage().nbytes()
+    return value_of(node).untyped_storage().nbytes()

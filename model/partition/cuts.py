@@ -11,7 +11,7 @@ from ..errors import UserCodeError
 from ..tracing.trace import TracedModel
 from .blocks import ENOUGH_BLOCKS, marked_positions
 from .flops import compute_nodes, work_per_node
-from .places import MAX_PLACES, Chart, chart_of, crossing_bytes, num_places, sums_of
+from .places import MAX_PLACES, Chart, chart_of, crossing_bytes, cut_sizes, own_nodes, sums_of
 from .rematerialized import find_derived
 
 MAX_SMALL_SECTIONS = 16
@@ -70,13 +70,13 @@ def choose_cuts(
     if work is None:
         return choice.cuts
     own = [0.0 if node in derived else price for node, price in zip(nodes, work, strict=True)]
-    return choice.with_prices(chart, sums_of(own))
+    return chart.best(choice.places, len(choice.cuts) + 1, sums_of(own), by_memory=choice.by_memory)
 
 
 def most_sections(traced: TracedModel) -> int:
     """The largest `num_sections` that the model's graph allows."""
     nodes = compute_nodes(traced.graph)
-    return min(num_places(nodes, find_derived(traced)), MAX_PLACES) + 1
+    return min(len(cut_sizes(nodes, find_derived(traced))), MAX_PLACES) + 1
 
 
 def sections_for_workers(traced: TracedModel, workers: int) -> int:
@@ -99,12 +99,9 @@ class _Choice:
     places: Sequence[int]
     by_memory: bool = False
 
-    def with_prices(self, chart: Chart, work: Sequence[float]) -> list[int]:
-        return chart.best(self.places, len(self.cuts) + 1, work, by_memory=self.by_memory)
-
 
 def _automatic(chart: Chart, most: int) -> _Choice:
-    if len(chart.blocks.spans) >= ENOUGH_BLOCKS:
+    if len(chart.blocks) >= ENOUGH_BLOCKS:
         places = _block_places(chart)
         return _Choice(chart.best(places, min(len(places) + 1, most)), places)
     return _finer_if_it_pays(
@@ -161,10 +158,10 @@ def _too_deep(depth: int, num_sections: int | None, most: int) -> str:
 
 def _block_places(chart: Chart) -> list[int]:
     """Where each block but the first begins; also the ends of all blocks, if operations beyond are heavy."""
-    work, blocks = chart.work, chart.blocks.spans
+    work, blocks = chart.work, chart.blocks
     first, last = blocks[0][0], blocks[-1][1]
     usual = (work[last + 1] - work[first]) / len(blocks)
-    found = list(chart.blocks.starts[1:])
+    found = [start for start, _ in blocks[1:]]
     if first in chart.good and work[first] > _OWN_SECTION * usual:
         found.insert(0, first)
     behind = next((place for place in chart.good if place > last), None)
@@ -181,8 +178,9 @@ def _marked_cuts(
     least: int,
 ) -> list[int]:
     crossing = crossing_bytes(nodes, derived)
-    positions = marked_positions(nodes, derived, marks)
-    begins = next((position for position, node in enumerate(nodes) if node not in derived), 0)
+    own = own_nodes(nodes, derived)
+    positions = marked_positions(own, marks)
+    begins = next(iter(own), 0)
     taken: dict[int, str] = {}
     for mark, position in positions.items():
         if position <= begins:

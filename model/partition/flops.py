@@ -5,7 +5,7 @@ Uses torch.utils.flop_counter on the graph's fake values: checked with torch 2.1
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..precision import Precision
 from ..torch_private.operators import OpOverload
 from ..torch_private.pytree import tree_leaves, tree_map
+from ..tracing.nodes import empty_like, tensors_of, traffic_bytes, value_of
 from ..tracing.regions import autocast_of
 
 FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time of moving one byte
@@ -59,13 +60,14 @@ def _work(node: fx.Node, precision: Precision, known: dict[tuple[Any, ...], floa
         return 0.0  # access to one of several results
     key = signature(node)
     if key not in known:
-        known[key] = _flops(node, precision) + FLOPS_PER_BYTE * _traffic_bytes(node)
+        moved = 0 if node.target.is_view else traffic_bytes(node)
+        known[key] = _flops(node, precision) + FLOPS_PER_BYTE * moved
     return known[key]
 
 
 def _flops(node: fx.Node, precision: Precision) -> float:
-    leaves = tree_leaves(fx.map_arg((node.args, node.kwargs), _value))
-    fake_mode = next((mode for mode in map(_mode, [*leaves, _value(node)]) if mode is not None), None)
+    leaves = tree_leaves(fx.map_arg((node.args, node.kwargs), value_of))
+    fake_mode = next((mode for mode in map(_mode, [*leaves, value_of(node)]) if mode is not None), None)
     if fake_mode is None or not any(isinstance(leaf, Tensor) for leaf in leaves):
         return 0.0  # makes a tensor from nothing, or checks something
     target: Any = node.target
@@ -76,29 +78,13 @@ def _flops(node: fx.Node, precision: Precision) -> float:
     return float(counter.get_total_flops())
 
 
-def _traffic_bytes(node: fx.Node) -> int:
-    if not isinstance(node.target, OpOverload) or node.target.is_view:
-        return 0
-    return sum(tensor.nbytes for tensor in _tensors([*node.all_input_nodes, node]))
-
-
-def _tensors(nodes: Iterable[fx.Node]) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves([_value(node) for node in nodes]) if isinstance(leaf, Tensor)]
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("val")
-
-
 def _like(node: fx.Node) -> Any:
     """A new fake tensor of the same form: the operation may write it."""
-    return tree_map(_empty_like, _value(node))
+    return tree_map(_empty_like, value_of(node))
 
 
-def _empty_like(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+def _empty_like(leaf: Any) -> Any:
+    return empty_like(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 def _mode(value: Any) -> Any:
@@ -106,5 +92,4 @@ def _mode(value: Any) -> Any:
 
 
 def _form(node: fx.Node) -> Any:
-    values = tree_leaves(_value(node))
-    return str([(str(v.dtype), tuple(v.shape), v.stride()) for v in values if isinstance(v, Tensor)])
+    return str([(str(v.dtype), tuple(v.shape), v.stride()) for v in tensors_of([node])])

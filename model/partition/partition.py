@@ -18,26 +18,22 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from ..precision import dtype_name
 from ..tracing.flow import gradient_flow
 from ..tracing.layouts import memory_order
+from ..tracing.nodes import value_of
 from ..tracing.regions import enter_regions
 from ..tracing.trace import TracedModel
 from .blocks import section_labels
-from .cuts import choose_cuts, most_sections, sections_for_workers
+from .cuts import choose_cuts as choose_cuts
+from .cuts import most_sections as most_sections
+from .cuts import sections_for_workers as sections_for_workers
 from .flops import compute_nodes
-from .partitioned_model import CutTensor, Section, Sections
-from .places import crossing_bytes, spans
+from .partitioned_model import CutTensor as CutTensor
+from .partitioned_model import Section as Section
+from .partitioned_model import Sections as Sections
+from .places import crossing_bytes, own_nodes, spans
 from .rematerialized import find_derived
-
-__all__ = [
-    "CutTensor",
-    "Section",
-    "Sections",
-    "choose_cuts",
-    "most_sections",
-    "sections_for_workers",
-    "split",
-]
 
 
 def split(traced: TracedModel, cuts: Sequence[int]) -> Sections:
@@ -67,10 +63,11 @@ class _Splitter:
             for node in nodes[start:stop]
             if node not in derived
         }
-        self._labels = section_labels(nodes, derived, self._spans)
+        self._labels = section_labels(own_nodes(nodes, derived), self._spans)
         self._number = {node: number for number, node in enumerate(nodes)}
-        self._output = next(iter(traced.graph.find_nodes(op="output")))
-        self._needs_grad = self._find_needs_grad()
+        self._output = traced.graph.output_node()
+        trained = [place for place, name in traced.parameters.items() if name in traced.trainable]
+        self._needs_grad = gradient_flow(traced.graph, trained)
 
     def sections(self) -> Sections:
         traced = self._traced
@@ -106,7 +103,8 @@ class _Splitter:
             self._lifted(used, group, unused | updates.keys()) for group in lifted
         )
         batch = _by_placeholder(used, traced.inputs)
-        values = {_name(self._number[node]): node for node in used if self._is_earlier(node, index)}
+        earlier = [node for node in used if self._section_of.get(node, index) < index]
+        values = {_name(self._number[node]): node for node in earlier}
         outputs = [node for node in own if not last and self._is_output(node, index)]
         info = Section(
             index=index,
@@ -122,7 +120,7 @@ class _Splitter:
         )
         sources = [*parameters.values(), *buffers.values(), *constants.values()]
         sources += [*(batch[name] for name in info.batch), *values.values()]
-        results = self._output.args[0] if last else tuple(outputs)
+        results: Any = self._output.args[0] if last else outputs
         return info, _module(traced, sources, made, (*results, *updates.values()))
 
     def _with_derived(self, own: list[fx.Node]) -> list[fx.Node]:
@@ -154,10 +152,7 @@ class _Splitter:
         return kept - used
 
     def _is_output(self, node: fx.Node, index: int) -> bool:
-        return self._last_use(node) > index and isinstance(_value(node), Tensor)
-
-    def _is_earlier(self, node: fx.Node, index: int) -> bool:
-        return node in self._section_of and self._section_of[node] < index
+        return self._last_use(node) > index and isinstance(value_of(node), Tensor)
 
     def _last_use(self, node: fx.Node) -> int:
         last = len(self._spans) - 1
@@ -167,10 +162,10 @@ class _Splitter:
         """For each cut, the values that cross it, in the graph's order."""
         crossing: list[list[CutTensor]] = [[] for _ in self._cuts]
         for node, section in self._section_of.items():
-            tensor = _value(node)
+            tensor = value_of(node)
             if not isinstance(tensor, Tensor):
                 continue
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             needs_grad = node in self._needs_grad
             value = CutTensor(
                 _name(self._number[node]), tuple(tensor.shape), dtype, needs_grad, memory_order(tensor)
@@ -178,13 +173,6 @@ class _Splitter:
             for cut in range(section, self._last_use(node)):
                 crossing[cut].append(value)
         return tuple(map(tuple, crossing))
-
-    def _find_needs_grad(self) -> set[fx.Node]:
-        """Nodes through which a gradient may flow to a trainable parameter."""
-        traced = self._traced
-        return gradient_flow(
-            traced.graph, [place for place, name in traced.parameters.items() if name in traced.trainable]
-        )
 
 
 def _module(
@@ -220,7 +208,3 @@ def _by_placeholder(used: list[fx.Node], group: Mapping[str, str]) -> dict[str, 
 
 def _name(number: int) -> str:
     return f"v{number}"
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("val")

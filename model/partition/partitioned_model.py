@@ -10,6 +10,8 @@ import torch
 from torch import fx
 
 from ..tracing.trace import TracedModel
+from .flops import compute_nodes, work_per_node
+from .places import spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,7 @@ class Section:
     trainable: tuple[str, ...]  # those of them that the optimizer updates
     buffers: tuple[str, ...]  # persistent and not
     constants: tuple[str, ...]
-    batch: tuple[
-        str, ...
-    ]  # entries of the batch that the graph takes; the last section's loss takes all of them
+    batch: tuple[str, ...]  # entries of the batch that its graph takes; the last section's loss takes all
     inputs: tuple[str, ...]  # values from earlier sections that it uses
     outputs: tuple[str, ...]  # values that it makes and later sections use
     updates: tuple[str, ...] = ()  # buffers whose new values it returns after its outputs
@@ -75,6 +75,14 @@ class Sections:
     def outputs_of(self, stop: int) -> tuple[CutTensor, ...]:
         """The values that a range ending before section `stop` sends on."""
         return self.crossing[stop - 1] if stop < self.num_sections else ()
+
+    @property
+    def work(self) -> tuple[int, ...]:
+        """Counted forward work of each section in floating-point operations, at least 1."""
+        counted = work_per_node(compute_nodes(self.traced.graph), self.traced.precision)
+        return tuple(
+            max(1, round(sum(counted[start:stop]))) for start, stop in spans(self.cuts, len(counted))
+        )
 
     @property
     def frozen(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,9 +11,10 @@ from torch import Tensor, fx
 
 from ..tracing.functional import written_spans
 from ..tracing.layouts import strided_spans
+from ..tracing.nodes import value_of
 from ..tracing.trace import TracedModel
 from .balanced import best_cuts
-from .blocks import Blocks, find_blocks
+from .blocks import Span, find_blocks
 
 MAX_PLACES = 256
 _NEARBY = 1 / 16  # part of the whole work by which a cut may move and still balance
@@ -25,15 +27,14 @@ def spans(cuts: Sequence[int], length: int) -> list[tuple[int, int]]:
 
 
 def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> list[int | None]:
-    """Bytes that cross before each position; None where no cut may be (a tuple crosses, or it is between the
-    making of memory and its last write, or reading by `as_strided`).
-    Derived values do not cross."""
+    """Bytes that cross before each position, derived values apart; None where no cut may be (a tuple crosses,
+    or it is between the making of memory and its last write, or reading by `as_strided`)."""
     number = {node: position for position, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 2)
     barred = [0] * (len(nodes) + 2)  # how many bars begin here, less those that end
     for position, node in enumerate(nodes):
         last = max((number.get(user, len(nodes)) for user in node.users), default=position)
-        value = node.meta.get("val")
+        value = value_of(node)
         if node in derived or last == position:
             continue
         if isinstance(value, Tensor):
@@ -43,7 +44,7 @@ def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> li
             barred[position + 1] += 1
             barred[last + 1] -= 1
     read = [span for span in strided_spans(nodes) if nodes[span[0]] not in derived]
-    for first, final in [*written_spans(list(nodes)), *read]:
+    for first, final in [*written_spans(nodes), *read]:
         barred[first + 1] += 1
         barred[final + 1] -= 1
     sizes: list[int | None] = []
@@ -55,11 +56,16 @@ def crossing_bytes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> li
     return sizes
 
 
-def num_places(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> int:
-    """The number of positions where a cut may be."""
+def own_nodes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> dict[int, fx.Node]:
+    """The operations that are not derived, by position."""
+    return {position: node for position, node in enumerate(nodes) if node not in derived}
+
+
+def cut_sizes(nodes: Sequence[fx.Node], derived: Collection[fx.Node]) -> dict[int, int]:
+    """Bytes that cross, for each position where a cut may be."""
     crossing = crossing_bytes(nodes, derived)
-    own = [position for position, node in enumerate(nodes) if node not in derived]
-    return sum(crossing[position] is not None for position in own[1:])
+    begins = list(own_nodes(nodes, derived))[1:]
+    return {position: size for position in begins if (size := crossing[position]) is not None}
 
 
 @dataclass(frozen=True)
@@ -72,7 +78,7 @@ class Chart:
     own: list[float]  # counted work of each position
     work: list[float]  # cumulative `own`
     held: list[float]  # cumulative bytes of parameters, each counted where it is used first
-    blocks: Blocks
+    blocks: tuple[Span, ...]
 
     @cached_property
     def most(self) -> int:
@@ -136,13 +142,13 @@ class Chart:
     def _cost(self, place: int) -> tuple[int, bool, float, int]:
         """A sort key: best are few crossing bytes, then the begin of a block, then of a heavy operation."""
         heavy = self._share(place + 1) - self._share(place)
-        return self.sizes[place], place not in self.blocks.starts, -heavy, place
+        return self.sizes[place], place not in {start for start, _ in self.blocks}, -heavy, place
 
     def _least(self, places: Iterable[int]) -> list[int]:
         return sorted(sorted(places, key=lambda place: (self.sizes[place], place))[:MAX_PLACES])
 
     def _is_inside(self, place: int) -> bool:
-        return any(first < place <= last for first, last in self.blocks.spans)
+        return any(first < place <= last for first, last in self.blocks)
 
 
 def chart_of(
@@ -154,15 +160,14 @@ def chart_of(
 ) -> Chart:
     """Make the chart of a graph. `work`: counted work of each of `nodes`; `heavy_share`: the part of all work
     from which an operation counts as heavy, so that a section preferably begins with it."""
-    crossing = crossing_bytes(nodes, derived)
     own = [0.0 if node in derived else cost for node, cost in zip(nodes, work, strict=True)]
     sums = sums_of(own)
-    positions = [position for position, node in enumerate(nodes) if node not in derived]
-    stretches = _stretches(crossing, positions[1:])
-    sizes = {position: size for position in positions[1:] if (size := crossing[position]) is not None}
+    sizes = cut_sizes(nodes, derived)
+    stretches = _stretches(sizes)
     # In a flat stretch a cut is best before a block, else before a heavy operation: a layer begins with it.
-    blocks = find_blocks(nodes, own, derived, {place for stretch in stretches for place in stretch})
-    starts = set(blocks.starts)
+    in_stretches = {place for stretch in stretches for place in stretch}
+    blocks = find_blocks(own_nodes(nodes, derived), own, in_stretches)
+    starts = {start for start, _ in blocks}
     heavy = heavy_share * sums[-1]
     places: list[int] = []
     for stretch in stretches:
@@ -202,18 +207,10 @@ def _parameter_bytes(
     return found
 
 
-def _stretches(crossing: Sequence[int | None], positions: Sequence[int]) -> list[list[int]]:
-    """The local minima of crossing bytes among `positions`, each as the positions of a flat stretch."""
-    flat: list[list[int]] = []
-    for position in positions:
-        size = crossing[position]
-        if size is None:
-            continue
-        if flat and crossing[flat[-1][0]] == size:
-            flat[-1].append(position)
-        else:
-            flat.append([position])
-    heights = [crossing[stretch[0]] or 0 for stretch in flat]
+def _stretches(sizes: Mapping[int, int]) -> list[list[int]]:
+    """The local minima of crossing bytes, each as the positions of a flat stretch."""
+    flat = [list(stretch) for _, stretch in itertools.groupby(sizes, sizes.__getitem__)]
+    heights = [sizes[stretch[0]] for stretch in flat]
     return [
         stretch
         for number, stretch in enumerate(flat)

@@ -19,7 +19,8 @@ from torch.fx.node import map_aggregate
 from ..precision import Precision
 from ..seeds import preserved_randomness
 from ..torch_private.operators import OpOverload
-from ..torch_private.pytree import tree_leaves, tree_map
+from ..torch_private.pytree import tree_map
+from ..tracing.nodes import traffic_bytes, value_of
 from ..tracing.regions import autocast_of
 from .flops import signature, work_per_node
 
@@ -62,7 +63,7 @@ def measured_prices(
         node, _ = examples[key]
         if weight < _SMALL_SHARE * total or clock() >= until:
             break
-        if isinstance(node.target, OpOverload) and _bytes(node) <= memory_bytes:
+        if isinstance(node.target, OpOverload) and traffic_bytes(node) <= memory_bytes:
             price = _run(node, device, precision, clock)
             if price is not None:
                 prices[key] = price
@@ -101,7 +102,7 @@ def _timed(
 
 
 def _arguments(node: fx.Node, device: torch.device) -> tuple[Any, Any]:
-    filled = fx.map_arg((node.args, node.kwargs), lambda used: tree_map(_random, used.meta.get("val")))
+    filled = fx.map_arg((node.args, node.kwargs), lambda used: tree_map(_random, value_of(used)))
     return cast(tuple[Any, Any], map_aggregate(filled, lambda leaf: _moved(leaf, device)))
 
 
@@ -123,11 +124,6 @@ def _random(value: Any) -> Any:
     else:
         flat = torch.full((extent,), value.dtype == torch.bool, dtype=value.dtype)
     return flat.as_strided(value.shape, value.stride())
-
-
-def _bytes(node: fx.Node) -> int:
-    values = tree_leaves([used.meta.get("val") for used in (*node.all_input_nodes, node)])
-    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 def _synchronise(device: torch.device) -> None:

@@ -16,14 +16,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ..torch_private.operators import OpOverload, is_random
-from ..torch_private.pytree import tree_leaves
-from ..tracing.functional import written, written_spans
+from ..tracing.functional import nodes_in_writing, written
+from ..tracing.nodes import tensors_of
 from ..tracing.trace import TracedModel
 from .flops import compute_nodes, work_per_node
 
@@ -71,8 +70,7 @@ def find_derived(traced: TracedModel) -> frozenset[fx.Node]:
     nodes = compute_nodes(traced.graph)
     work = dict(zip(nodes, work_per_node(nodes, traced.precision), strict=True))
     limit = _LARGEST_SHARE * sum(work.values())
-    barred = {update.node for update in traced.updates.values()}
-    barred |= {node for first, last in written_spans(nodes) for node in nodes[first : last + 1]}
+    barred = {update.node for update in traced.updates.values()} | nodes_in_writing(nodes)
     origins = _sources(traced)
     for node in nodes:
         if node.op == "get_attr":
@@ -82,10 +80,9 @@ def find_derived(traced: TracedModel) -> frozenset[fx.Node]:
             continue
         if node in barred or not is_pure(node):
             continue
-        origin = _join([origins[used] for used in node.all_input_nodes], node)
-        if not _keeps_apart(node, origin, [origins[used] for used in node.all_input_nodes]):
-            continue
-        if _is_cheap(node, origin, work, limit, traced.tensors):
+        used = [origins[source] for source in node.all_input_nodes]
+        origin = _join(used, node)
+        if _keeps_apart(node, origin, used) and _is_cheap(node, origin, work, limit, traced.tensors):
             origins[node] = origin
     return frozenset(node for node in nodes if node in origins)
 
@@ -140,14 +137,9 @@ def _is_cheap(
     tensors: Mapping[str, Tensor],
 ) -> bool:
     """Whether recomputing the value costs less than sending it, and is a small part of the model's work."""
-    values = [leaf for leaf in tree_leaves(_value(node)) if isinstance(leaf, Tensor)]
-    sent = sum(value.nbytes for value in values)
+    sent = sum(value.nbytes for value in tensors_of([node]))
     held = sum(tensors[name].nbytes for name in origin.held)
     if held > _HELD_PER_SENT_BYTE * (sent if origin.parameters else max(sent, _MESSAGE_BYTES)):
         return False
     made = sum(work[used] for used in origin.nodes)
     return made <= limit and made <= _WORK_PER_SENT_BYTE * (sent + _MESSAGE_BYTES)
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta.get("val")

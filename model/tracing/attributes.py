@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from ..torch_private.exporting import ATTRIBUTE_CHECK
@@ -21,6 +20,7 @@ from ..torch_private.modules import OWN_FIELDS
 from ..torch_private.pytree import tree_leaves, tree_map
 from ..torch_private.storages import version_of
 from .guards import replaced
+from .nodes import empty_like
 from .source import calling_line
 
 _MISSING = object()
@@ -58,7 +58,7 @@ class Attributes:
             if not isinstance(leaf, Tensor):
                 return leaf
             with fake_mode:
-                made.append(torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype))
+                made.append(empty_like(leaf))
             return made[-1]
 
         modules = dict(model.named_modules())

@@ -17,7 +17,7 @@ from ..errors import UntraceableModel
 from ..torch_private.fake_tensors import FakeTensor, FakeTensorMode
 from ..torch_private.modules import OWN_FIELDS
 from ..torch_private.storages import storage_key
-from .functional import storage_of
+from .nodes import insert_call, storage_of
 from .source import stack_line
 
 _aten = torch.ops.aten
@@ -71,13 +71,8 @@ def _detach(graph: fx.Graph, node: fx.Node, value: Tensor, owner: fx.Node | None
             "it a buffer (register_buffer), and write x.detach() for x.data",
             line,
         )
-    with graph.inserting_before(min(node.users)):
-        detached = graph.call_function(_aten.detach.default, (owner,))
-    with whole.fake_mode, torch.no_grad():
-        detached.meta["val"] = whole.detach()
-    detached.meta["stack_trace"] = min(node.users).meta.get("stack_trace")
-    detached.meta["nn_module_stack"] = min(node.users).meta.get("nn_module_stack")
-    node.replace_all_uses_with(detached)
+    first = min(node.users)
+    node.replace_all_uses_with(insert_call(first, _aten.detach.default, owner, origin=first))
     graph.erase_node(node)
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from ..torch_private.fake_tensors import without_values
-from ..torch_private.pytree import TreeSpec, tree_leaves, tree_unflatten
+from ..torch_private.pytree import TreeSpec, tree_unflatten
 from ..training import Loss, sum_and_weight
-from .functional import storage_of, written
+from .functional import written
+from .nodes import empty_like, storage_of, tensors_of
 
 _aten = torch.ops.aten
 _DETACHING = (_aten.detach.default, _aten.detach_.default, _aten.detach_copy.default)
@@ -58,15 +59,15 @@ def outputs_with_gradient(
     if len(candidates) < 2:
         return set(candidates)
     with without_values(), torch.enable_grad():
-        leaves = {node: _like(node.meta["val"]).requires_grad_() for node in candidates}
+        leaves = {node: empty_like(node.meta["val"]).requires_grad_() for node in candidates}
         # As a result has a history, and a loss may write into it, no leaf is given.
         given = {node: leaf.clone() for node, leaf in leaves.items()}
-        fakes = {name: _like(value) for name, value in batch.items()}
+        fakes = {name: empty_like(value) for name, value in batch.items()}
 
         def made(result: Any) -> Any:
             if not isinstance(result, fx.Node):
                 return result
-            return given[result] if result in given else _like(result.meta["val"])
+            return given[result] if result in given else empty_like(result.meta["val"])
 
         output = tree_unflatten([made(result) for result in results], out_spec)
         try:
@@ -91,7 +92,7 @@ class GradientFlow:
         if node.op == "placeholder":
             flows = node.name in self._trainable
         else:
-            flows = records and self.reads(node) and _may_require_grad(node.meta.get("val"))
+            flows = records and self.reads(node) and _may_require_grad(node)
         storage = storage_of(node)
         if storage is not None:
             self._by_storage.setdefault(storage, []).append(node)
@@ -106,11 +107,7 @@ class GradientFlow:
         return node.target not in _DETACHING and any(used in self.nodes for used in node.all_input_nodes)
 
 
-def _may_require_grad(value: Any) -> bool:
-    """Whether a value may require a gradient: of a tuple of results, any tensor in it; if unknown, yes."""
-    leaves = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    return not leaves or any(leaf.dtype.is_floating_point or leaf.dtype.is_complex for leaf in leaves)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+def _may_require_grad(node: fx.Node) -> bool:
+    """Whether a result may require a gradient: of a tuple, any tensor in it; if unknown, yes."""
+    dtypes = [tensor.dtype for tensor in tensors_of([node])]
+    return not dtypes or any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)

@@ -7,15 +7,15 @@ one stays, and the partition makes no cut inside its span (`written_spans`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from ..errors import UntraceableModel
-from ..torch_private.operators import name_of, overload_of, written_arguments
-from ..torch_private.storages import storage_key
+from ..torch_private.operators import name_of, overload_of, written_values
+from .nodes import storage_of, value_of
 from .source import stack_line
 
 _aten = torch.ops.aten
@@ -58,14 +58,16 @@ def written(node: fx.Node) -> list[fx.Node]:
     if silent is not None:
         mean, variance, training = (node.args[place] for place in silent)
         return [value for value in (mean, variance) if training is True and isinstance(value, fx.Node)]
-    found = [
-        node.args[position] if position < len(node.args) else node.kwargs.get(name)
-        for position, name in written_arguments(node.target)
-    ]
-    return [value for value in found if isinstance(value, fx.Node)]
+    values = written_values(node.target, node.args, node.kwargs)
+    return [value for value in values if isinstance(value, fx.Node)]
 
 
-def written_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
+def nodes_in_writing(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The `nodes` between the making of a value and its last write."""
+    return {node for first, last in written_spans(nodes) for node in nodes[first : last + 1]}
+
+
+def written_spans(nodes: Sequence[fx.Node]) -> list[tuple[int, int]]:
     """(first, last) positions in `nodes` between which a value is made and last written: no cut inside."""
     first: dict[int, int] = {}
     spans: dict[int, tuple[int, int]] = {}
@@ -80,7 +82,7 @@ def written_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
     return [*spans.values(), *_update_spans(nodes)]
 
 
-def _update_spans(nodes: list[fx.Node]) -> list[tuple[int, int]]:
+def _update_spans(nodes: Sequence[fx.Node]) -> list[tuple[int, int]]:
     """From a changing buffer's first use to its new value, so that one section holds it and updates it."""
     number = {node: position for position, node in enumerate(nodes)}
     spans: list[tuple[int, int]] = []
@@ -126,9 +128,7 @@ def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:
 def _does_the_same(overload: Any, node: fx.Node) -> bool:
     """Whether the functional operation's result has the type and shape that the in-place one keeps, and a
     gradient: that of some, such as `copy` and `zero`, is not implemented."""
-    expected = node.meta.get("val")
-    if not isinstance(expected, Tensor):
-        return False
+    expected = value_of(node)
     fake_mode: Any = getattr(expected, "fake_mode", None)
     if fake_mode is None:
         return False
@@ -142,7 +142,7 @@ def _does_the_same(overload: Any, node: fx.Node) -> bool:
 
 def _leaf(node: fx.Node) -> Any:
     """The fake value of `node`, which requires a gradient if it can."""
-    value = node.meta["val"]
+    value = value_of(node)
     if not isinstance(value, Tensor):
         return value
     return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
@@ -162,18 +162,9 @@ def _refuse_write(node: fx.Node, name: str, is_input: bool) -> None:
 
 def _owners(graph: fx.Graph, lifted: Mapping[str, str]) -> dict[int | None, str]:
     places = graph.find_nodes(op="placeholder")
-    return {
-        storage_of(node): lifted[node.name]
-        for node in places
-        if node.name in lifted and storage_of(node) is not None
-    }
-
-
-def storage_of(node: fx.Node) -> int | None:
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return None
-    return storage_key(value)
+    owners = {storage_of(node): lifted[node.name] for node in places if node.name in lifted}
+    owners.pop(None, None)
+    return owners
 
 
 def _after(node: fx.Node, other: fx.Node) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -41,7 +41,7 @@ class _Call:
     apply: Callable[..., Any]
     arguments: tuple[Any, ...]  # None where a tensor goes
     places: tuple[int, ...]  # of tensors
-    single: bool = field(default=True)  # the function returns a tensor, not a tuple of them
+    single: bool = True  # the function returns a tensor, not a tuple of them
 
     def with_backward(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return self._run(self.apply, self._filled(tensors), tensors)

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 
 from ..errors import UntraceableModel
 from ..torch_private.operators import may_return_its_argument
-from .functional import storage_of, written
+from .functional import written
+from .nodes import storage_of
 from .source import stack_line
 
 _aten = torch.ops.aten

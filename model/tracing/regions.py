@@ -23,6 +23,7 @@ from ..precision import Precision, autocast
 from ..torch_private.region_marks import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED
 from .flow import GradientFlow
 from .functional import written
+from .nodes import insert_call, value_of
 
 _aten = torch.ops.aten
 
@@ -134,24 +135,18 @@ class _Flattening:
         """Make `node`, inside `no_grad`, read detached values."""
         targets = [target for target in written(node) if target in self._flow.nodes]
         if node.target is operator.getitem:  # a tuple of results cannot be detached as a whole
-            silent = self._detach(node, node.next)
+            silent = _detach(node, node.next)
             node.replace_all_uses_with(silent, delete_user_cb=lambda user: user is not silent)
             return
         for used in node.all_input_nodes:
-            if used in self._flow.nodes and isinstance(used.meta.get("val"), Tensor):
+            if used in self._flow.nodes and isinstance(value_of(used), Tensor):
                 if used not in self._detached:
-                    self._detached[used] = self._detach(used, node)
+                    self._detached[used] = _detach(used, node)
                 node.replace_input_with(used, self._detached[used])
-        if len(targets) == 1 and isinstance(node.meta.get("val"), Tensor):
+        if len(targets) == 1 and isinstance(value_of(node), Tensor):
             # As in eager, a tensor written inside the region keeps its autograd history.
             node.replace_all_uses_with(targets[0])
 
-    def _detach(self, node: fx.Node, before: fx.Node) -> fx.Node:
-        with self._graph.inserting_before(before):
-            detached = self._graph.call_function(_aten.detach.default, (node,))
-        value: Any = node.meta["val"]
-        with value.fake_mode, torch.no_grad():
-            detached.meta["val"] = value.detach()
-        for key in ("stack_trace", "nn_module_stack"):
-            detached.meta[key] = node.meta.get(key)
-        return detached
+
+def _detach(node: fx.Node, before: fx.Node) -> fx.Node:
+    return insert_call(before, _aten.detach.default, node, origin=node)

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UntraceableModel
+from ..precision import dtype_name
 from ..torch_private.modules import (
     NormWithStatistics,
     backward_hooks,
@@ -44,9 +45,9 @@ def _check_type(name: str, parameter: nn.Parameter) -> None:
     """Refuse complex and float64: gradients are summed in fp32, and states are stored as real numbers."""
     if parameter.is_complex():
         raise UntraceableModel(
-            f"the parameter {name!r} is {_type(parameter)}; parameters are real numbers here. Make it one "
-            "with a last dimension of 2 (torch.view_as_real(...)), and use torch.view_as_complex of it in "
-            "forward"
+            f"the parameter {name!r} is {dtype_name(parameter.dtype)}; parameters are real numbers here. "
+            "Make it one with a last dimension of 2 (torch.view_as_real(...)), and use torch.view_as_complex "
+            "of it in forward"
         )
     if parameter.dtype == torch.float64:
         raise UntraceableModel(
@@ -54,10 +55,6 @@ def _check_type(name: str, parameter: nn.Parameter) -> None:
             "one of float64. Leave out .double() (or torch.set_default_dtype) and convert single values in "
             "forward where they need it"
         )
-
-
-def _type(parameter: nn.Parameter) -> str:
-    return str(parameter.dtype).removeprefix("torch.")
 
 
 def _check_module(name: str, module: nn.Module) -> None:
@@ -92,16 +89,10 @@ def _check_memory(model: nn.Module) -> None:
     """Refuse two tensors on one memory, which would become two; one tensor with two names stays one."""
     parameters = dict(model.named_parameters())
     owners: dict[int, str] = {}
-    for name, tensor in _all(model):
-        key = storage_key(tensor)
-        other = owners.setdefault(key, name)
+    for name, tensor in [*parameters.items(), *model.named_buffers()]:
+        other = owners.setdefault(storage_key(tensor), name)
         if other != name and (name in parameters or other in parameters):
             raise UntraceableModel(
                 f"{other!r} and {name!r} are two tensors on one memory; they would be trained "
                 "apart. To share, assign the same Parameter to both"
             )
-
-
-def _all(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()

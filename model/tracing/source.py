@@ -13,22 +13,28 @@ from types import CodeType, FrameType
 import torch
 from torch import fx
 
-_PLACE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
 _OURS = str(Path(__file__).parent)
 
 
 def stack_line(node: fx.Node) -> str | None:
-    """The user's line that made `node`: the last frame of its recorded stack outside torch."""
-    text: str = node.meta.get("stack_trace") or ""
-    places = [match for match in _PLACE.finditer(text) if "/torch/" not in match["file"]]
-    return line_of(places[-1]["file"], int(places[-1]["line"])) if places else None
+    """The user's line that made `node`."""
+    place = stack_place(node)
+    return None if place is None else line_of(*place)
+
+
+def stack_place(node: fx.Node) -> tuple[str, int] | None:
+    """(file, line) of the last frame outside torch in the recorded stack of `node`."""
+    found: list[tuple[str, str]] = _PLACE.findall(node.meta.get("stack_trace") or "")
+    places = [(file, int(line)) for file, line in found if not file.startswith(_TORCH)]
+    return places[-1] if places else None
 
 
 def user_call(error: BaseException) -> str | None:
     """The user's line under which `error` was raised."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_library(frame.filename)]
-    return location(frames[-1]) if frames else None
+    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else None
 
 
 def calling_line() -> str | None:
@@ -57,10 +63,6 @@ def defined_at(function: object) -> str | None:
 
 def line_of(filename: str, number: int) -> str:
     return f"{filename}:{number}: {linecache.getline(filename, number).strip()}"
-
-
-def location(frame: traceback.FrameSummary) -> str:
-    return f"{frame.filename}:{frame.lineno}: {frame.line}"
 
 
 def is_library(filename: str) -> bool:

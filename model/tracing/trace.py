@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -31,8 +31,9 @@ from .exporting import export
 from .flow import gradient_flow, outputs_with_gradient, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
-from .initialise import Recording, record, tied_names
+from .initialise import Recording, record
 from .layouts import keep_copies, refuse_strided_parts
+from .nodes import value_of
 from .recurrent import split_layers
 from .regions import flatten
 from .scan import refuse_unheld
@@ -125,7 +126,7 @@ def _describe(
     precision: Precision,
     evaluating: tuple[str, ...],
 ) -> TracedModel:
-    names = tied_names(model)
+    names = _tied_names(model)
     groups = _placeholders(program, names)
     parameters, buffers = groups[InputKind.PARAMETER], groups[InputKind.BUFFER]
     inputs = groups[InputKind.USER_INPUT]
@@ -170,8 +171,17 @@ def _describe(
         precision=precision,
         evaluating=evaluating,
     )
-    object.__setattr__(traced, "graph_hash", hashlib.sha256(_canonical_text(traced).encode()).hexdigest())
-    return traced
+    return replace(traced, graph_hash=hashlib.sha256(_canonical_text(traced).encode()).hexdigest())
+
+
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """{each name of a parameter or buffer: the first name of the same tensor}, in the model's order."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    first: dict[int, str] = {}
+    return {
+        name: first.setdefault(id(tensor), name)
+        for name, tensor in (*parameters, *model.named_buffers(remove_duplicate=False))
+    }
 
 
 def _placeholders(
@@ -204,7 +214,7 @@ def _join_tied(graph: fx.Graph, names: dict[str, str]) -> None:
 
 
 def _refuse_object(program: torch.export.ExportedProgram, place: str, name: str) -> None:
-    node = next(node for node in program.graph.find_nodes(op="placeholder") if node.name == place)
+    node = next(node for node in program.graph.nodes if node.name == place)
     line = next((stack_line(user) for user in node.users), None)
     kind = type(program.constants.get(name)).__name__
     if "Generator" in kind or any("generator" in user.kwargs for user in node.users):
@@ -226,7 +236,7 @@ def _refuse_values_in_python(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
         _refuse_symbol(node)
     for node in graph.nodes:
-        value = node.meta.get("val")
+        value = value_of(node)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             _refuse_symbol(node)
         if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):

@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from ..errors import UntraceableModel
+from ..precision import dtype_name
 from ..torch_private.operators import is_random
-from .functional import STATISTICS, storage_of, written
+from .functional import STATISTICS, written
+from .nodes import insert_call, storage_of
 from .source import stack_line
 
 _aten = torch.ops.aten
@@ -74,11 +76,11 @@ def _isolate(graph: fx.Graph, place: fx.Node, writers: list[fx.Node]) -> BufferC
     if assigned is not None:  # torch.export writes `self.buffer = value` as a last copy_
         graph.erase_node(writers[-1])
         if assigned.op == "placeholder":
-            assigned = _copy(graph, assigned, next(iter(graph.find_nodes(op="output"))))
+            assigned = _copy(assigned, graph.output_node())
     if not place.users:
         assert assigned is not None, "a buffer that is written has a writer"
         return BufferChange(place, assigned, [assigned], only_statistics)
-    copy = _copy(graph, place, min(place.users))
+    copy = _copy(place, min(place.users))
     # Views of the buffer become views of the copy: exchanged fake values give the copy the buffer's storage.
     copy.meta["val"], place.meta["val"] = place.meta["val"], copy.meta["val"]
     place.replace_all_uses_with(copy, delete_user_cb=lambda user: user is not copy)
@@ -97,16 +99,8 @@ def _assigned(place: fx.Node, node: fx.Node) -> fx.Node | None:
     return value if old.shape == new.shape and old.dtype == new.dtype else None
 
 
-def _copy(graph: fx.Graph, node: fx.Node, before: fx.Node) -> fx.Node:
-    with graph.inserting_before(before):
-        copy = graph.call_function(_aten.clone.default, (node,))
-    value: Tensor = node.meta["val"]
-    fake_mode: Any = value.fake_mode  # pyright: ignore[reportAttributeAccessIssue]
-    with fake_mode, torch.no_grad():
-        copy.meta["val"] = value.detach().clone()
-    copy.meta["stack_trace"] = before.meta.get("stack_trace")
-    copy.meta["nn_module_stack"] = before.meta.get("nn_module_stack")
-    return copy
+def _copy(node: fx.Node, before: fx.Node) -> fx.Node:
+    return insert_call(before, _aten.clone.default, node, origin=before)
 
 
 def settle(
@@ -145,7 +139,7 @@ def _refuse_complex(name: str, change: BufferChange) -> None:
     dtype: torch.dtype = change.place.meta["val"].dtype
     if dtype.is_complex:
         raise UntraceableModel(
-            f"the forward pass changes {name!r}, whose type is {_short(dtype)}: new values of complex "
+            f"the forward pass changes {name!r}, whose type is {dtype_name(dtype)}: new values of complex "
             "numbers are not combined. Keep its real and imaginary parts in a buffer of floating point "
             "(torch.view_as_real, torch.view_as_complex)",
             _line(change),
@@ -160,7 +154,7 @@ def _kind(name: str, change: BufferChange, average: Sequence[str]) -> Kind:
     line = _line(change)
     if declared:
         raise UntraceableModel(
-            f"Training.average_buffers names {name!r}, but its type is {_short(dtype)}: only "
+            f"Training.average_buffers names {name!r}, but its type is {dtype_name(dtype)}: only "
             "a floating-point buffer has a mean over micro-batches. Keep it in float32, or out of the model",
             line,
         )
@@ -206,7 +200,3 @@ def _depends_on_micro_batch(
             return True
         waiting += [*found.all_input_nodes, *writers.get(storage_of(found), ())]
     return False
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

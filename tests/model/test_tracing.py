@@ -16,12 +16,13 @@ from makara.model.data import Batches
 from makara.model.errors import UntraceableModel, UserCodeError
 from makara.model.partition.partition import choose_cuts, split
 from makara.model.precision import Precision
+from makara.model.tracing.source import stack_place
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from makara.worker.sections.runtime import SectionRuntime
 from models import Tokens, masked_loss, skip_model, tied_gpt, untied_mlp
 from reference import run_reference
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 
 def training_of(model: Callable[[], nn.Module], loss: Any = masked_loss) -> Training:
@@ -465,3 +466,11 @@ def test_in_place_code_gives_what_eager_gives(num_sections: int) -> None:
         assert loss == pytest.approx(float(eager.detach()), rel=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(state[f"weights/{name}"], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_users_line_is_found_in_a_folder_called_torch() -> None:
+    """Found: code below any folder of that name was taken for torch's own."""
+    node = fx.Graph().placeholder("x")
+    frames = ("/home/me/torch/train.py", torch.nn.__file__)
+    node.meta["stack_trace"] = "".join(f'  File "{file}", line 3, in forward\n    x\n' for file in frames)
+    assert stack_place(node) == ("/home/me/torch/train.py", 3)

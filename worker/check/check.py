@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from ...model.data import Batches, least_sizes
 from ...model.errors import TooFewSamples, UntraceableModel, UserCodeError
 from ...model.partition.partition import Sections, choose_cuts, most_sections, split
-from ...model.precision import Precision
+from ...model.precision import Precision, dtype_name
 from ...model.tracebacks import first_line, whole
 from ...model.tracing.trace import trace
 from ...model.training import Training, call_user_code, load_entrypoint
@@ -168,7 +168,7 @@ def _unwanted(settings: CheckSettings, needs: Needs) -> str | None:
 def _describe(chain: Sections) -> dict[str, Any]:
     traced, m = chain.traced, chain.traced.microbatch_size
     num_elements = {name: traced.tensors[name].numel() for name in traced.parameter_names}
-    types = sorted({str(traced.tensors[n].dtype).removeprefix("torch.") for n in traced.parameter_names})
+    types = sorted({dtype_name(traced.tensors[n].dtype) for n in traced.parameter_names})
     cuts = [sum(value.size_bytes for value in values) // m for values in chain.crossing]
     return {
         "num_parameters": sum(num_elements.values()),

@@ -23,6 +23,7 @@ from ...model.partition.partition import Sections
 from ...model.torch_private.dispatch import TorchDispatchMode
 from ...model.torch_private.pytree import tree_leaves
 from ...model.torch_private.storages import storage_key
+from ...model.tracing.nodes import empty_like, value_of
 from ...model.tracing.trace import TracedModel
 from ..memory_watch import available_bytes
 from .interpreter import GraphInterpreter
@@ -133,11 +134,8 @@ def _without_onednn() -> Generator[None]:
 
 
 def _like(node: fx.Node, trained: bool) -> Any:
-    value: object = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        return value
-    fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return fresh.requires_grad_(trained)
+    value = value_of(node)
+    return empty_like(value).requires_grad_(trained) if isinstance(value, Tensor) else value
 
 
 def _operations_per_s() -> float:

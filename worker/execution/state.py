@@ -11,7 +11,6 @@ from functools import cached_property
 import torch
 
 from ...checkpoint.tensors import pack, unpack
-from ...model.partition.section_work import work_per_section
 from ...morphing.recovery import MemberState
 from ...protocol.messages import StepMetrics
 from ..sections.grad_check import total_norm
@@ -127,7 +126,7 @@ class ModelState:
     @cached_property
     def work(self) -> tuple[int, ...]:
         """Of each section, that of a forward: the same on all workers."""
-        return work_per_section(self.runtime.chain)
+        return self.runtime.chain.work
 
     def keep_only(self, wanted: range) -> None:
         for index in set(self.runtime.sections) - set(wanted):
