@@ -135,11 +135,9 @@ def set_training_mode(model: nn.Module) -> tuple[str, ...]:
     for part in kept:
         part.training = False
     names = {name for name, part in model.named_modules() if not part.training}
-    return tuple(name for name, _ in model.named_modules() if name in names and _parent(name) not in names)
-
-
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
+    return tuple(
+        name for name, _ in model.named_modules() if name in names and name.rpartition(".")[0] not in names
+    )
 
 
 def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -67,16 +67,11 @@ def measured_prices(
             price = _run(node, device, precision, clock)
             if price is not None:
                 prices[key] = price
-    rate = _rate(prices, examples)
-    if rate is None:
+    measured = sum(examples[key][1] for key in prices)
+    if measured <= 0:
         return None
+    rate = sum(prices.values()) / measured  # seconds per counted operation
     return [prices.get(key, rate * work) for key, work in zip(keys, counted, strict=True)]
-
-
-def _rate(prices: dict[Any, float], examples: dict[Any, tuple[fx.Node, float]]) -> float | None:
-    """Seconds per counted operation, over those that were measured."""
-    work = sum(examples[key][1] for key in prices)
-    return sum(prices.values()) / work if work > 0 else None
 
 
 def _run(node: fx.Node, device: torch.device, precision: Precision, clock: Clock) -> float | None:

@@ -78,16 +78,18 @@ def _detach(graph: fx.Graph, node: fx.Node, value: Tensor, owner: fx.Node | None
 
 def _unregistered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters of modules in plain lists and dicts, which are not registered."""
-    registered = {id(module) for module in model.modules()}
+    registered = {id(part) for part in (*model.modules(), *model.parameters())}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute in OWN_FIELDS:
                 continue
             path = f"{name}.{attribute}" if name else attribute
             for key, item in _items(value):
-                if isinstance(item, nn.Module) and id(item) not in registered:
+                if id(item) in registered:
+                    continue
+                if isinstance(item, nn.Module):
                     yield from ((f"{path}[{key!r}].{inner}", p) for inner, p in item.named_parameters())
-                elif isinstance(item, nn.Parameter) and not _is_held(model, item):
+                elif isinstance(item, nn.Parameter):
                     yield f"{path}[{key!r}]", item
 
 
@@ -95,7 +97,3 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     if type(value) in (list, tuple):
         return list(enumerate(cast(list[Any], value)))
     return list(cast(dict[Any, Any], value).items()) if type(value) is dict else []
-
-
-def _is_held(model: nn.Module, parameter: nn.Parameter) -> bool:
-    return any(parameter is held for held in model.parameters())
