@@ -24,6 +24,7 @@ from .fold import apply, fold
 from .observation import observe
 from .observations import LastReport, Observations, Planning
 from .rules import (
+    answers,
     drift,
     ending,
     generations,
@@ -121,7 +122,7 @@ def decide(state: JobState, observations: Observations, event: Event, timing: Ti
             renting.take,
             membership.take,
             notices.take,
-            planning.take,
+            answers.take,
             growth.take,
             generations.take,
             retention.take,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...protocol.messages import INCARNATIONS, Phase, WorkerReport
@@ -36,7 +37,6 @@ class _Heard(NamedTuple):
     last_reports: Mapping[str, LastReport]
     reports: Sequence[tuple[Vm, WorkerReport]]
     deaths: Sequence[tuple[Vm, WorkerReport]]
-    by_incarnation: Mapping[Incarnation, WorkerReport]
 
 
 class Context:
@@ -103,10 +103,7 @@ class Context:
             ]
             reports = [(vm, worker) for vm, report in heard for worker in report.workers]
             deaths = [(vm, worker) for vm, report in heard for worker in report.deaths]
-            by_incarnation = {
-                incarnation_of(worker): worker for vm, worker in reports if vm_of(worker.worker) == vm.vm
-            }
-            self._known = _Heard(vms, last_reports, reports, deaths, by_incarnation)
+            self._known = _Heard(vms, last_reports, reports, deaths)
         return self._known
 
     def must_save(self) -> bool:
@@ -135,16 +132,7 @@ class Context:
 
     def held_step(self) -> int:
         """The newest step that a living worker of a generation reports; 0 if none does."""
-        return max(
-            (
-                worker.step
-                for _, worker in self.reports()
-                if worker.generation > 0
-                and not has_ended(worker)
-                and not self.is_dead(incarnation_of(worker))
-            ),
-            default=0,
-        )
+        return max((worker.step for worker in self._holders()), default=0)
 
     def stop_is_late(self) -> bool:
         """Whether a job was told to stop long ago and made no progress since: it is ended as it is."""
@@ -166,29 +154,16 @@ class Context:
         if len(closed) >= self.timing.max_stop_changes:
             return True
         current = self.state.current
-        incarnations = current.members if current is not None else self._holders()
-        moved_at = max(
-            (self.observations.moved_at(incarnation) for incarnation in incarnations),
-            default=self.observations.started_at,
-        )
-        return self.now - moved_at > bound_s
+        members = current.members if current is not None else map(incarnation_of, self._holders())
+        return self.now - self.observations.moved_at(*members) > bound_s
 
-    def _holders(self) -> list[Incarnation]:
+    def _holders(self) -> list[WorkerReport]:
         """Workers that may hold steps, with or without a generation in which they can save them."""
-        living = [incarnation_of(w) for _, w in self.reports() if w.generation > 0 and not has_ended(w)]
-        return [incarnation for incarnation in living if not self.is_dead(incarnation)]
+        living = [worker for _, worker in self.reports() if worker.generation > 0 and not has_ended(worker)]
+        return [worker for worker in living if not self.is_dead(incarnation_of(worker))]
 
     def dead(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
-        """The dead among `incarnations`; skips those that a report shows alive."""
-        by_incarnation, failed = self._heard().by_incarnation, self.state.failed
-        unsure = [
-            incarnation
-            for incarnation in incarnations
-            if (report := by_incarnation.get(incarnation)) is None
-            or has_ended(report)
-            or incarnation.worker in failed
-        ]
-        return [incarnation for incarnation in unsure if self.is_dead(incarnation)]
+        return [incarnation for incarnation in incarnations if self.is_dead(incarnation)]
 
     def is_dead(self, incarnation: Incarnation) -> bool:
         """Whether the trainer is known to be gone. Silence alone, or a report of its past, is no proof."""
@@ -196,15 +171,11 @@ class Context:
         vm = self.state.vms.get(vm_of(worker))
         if vm is None or not vm.live or self.state.has_failed(incarnation):
             return True
-        last_report = self.observations.last_reports.get(vm.vm)
-        if last_report is None:
-            return False
-        for other in last_report.report.workers:
-            if other.worker == worker and (
-                other.incarnation > number or (other.incarnation == number and has_ended(other))
-            ):
-                return True
-        return False
+        return any(
+            other.incarnation > number or (other.incarnation == number and has_ended(other))
+            for other in self.observations.workers_on(vm.vm)
+            if other.worker == worker
+        )
 
     def elapsed_s(self, at: float) -> float:
         """Seconds since `at`, except those in which this manager did not run; see `Observations.since`."""
@@ -241,9 +212,7 @@ class Context:
     def noticed(self, incarnations: Iterable[Incarnation]) -> list[Incarnation]:
         """The workers on VMs that the cloud will take."""
         vms = {vm.vm for vm in self.state.live_vms if vm.status is VmStatus.NOTICED}
-        return (
-            [incarnation for incarnation in incarnations if vm_of(incarnation.worker) in vms] if vms else []
-        )
+        return [incarnation for incarnation in incarnations if vm_of(incarnation.worker) in vms]
 
     def awaited(self, vms: Iterable[str]) -> list[str]:
         """The VMs among `vms` that have not reported since this manager began to listen, as after a restart,
@@ -268,6 +237,10 @@ class Context:
         """Whether the worker is dead, or its VM is not heard."""
         return vm_of(incarnation.worker) in self.observations.unheard or self.is_dead(incarnation)
 
+    def is_left_out(self, incarnation: Incarnation) -> bool:
+        """Whether plans do without the worker for a while."""
+        return self.observations.left_out.get(incarnation, self.now) > self.now
+
     def has_joined(self, vm: Vm) -> bool:
         """Whether the VM ever reported; its first report may belong to the event that is being decided."""
         return vm.joined or vm.vm in self.observations.last_reports
@@ -291,9 +264,23 @@ class Context:
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""
         self.note(closed_at=self.now)
-        for generation in (self.state.current, self.state.planned):
-            if generation is not None:
-                self.fact(GenerationClosed(at=self.now, number=generation.number, reason=reason))
+        current = self.state.current
+        if current is not None:
+            self.fact(GenerationClosed(at=self.now, number=current.number, reason=reason))
+        self.close_planned(reason)
+
+    def close_planned(self, reason: str) -> None:
+        """Give up the generation that is being prepared, if one is."""
+        planned = self.state.planned
+        if planned is not None:
+            self.fact(GenerationClosed(at=self.now, number=planned.number, reason=reason))
+
+    def leave_out(self, incarnations: Iterable[Incarnation], for_s: float | None = None) -> None:
+        """Plan without these for a while."""
+        until = self.now + (self.timing.left_out_s if for_s is None else for_s)
+        left_out = {worker: end for worker, end in self.observations.left_out.items() if end > self.now}
+        left_out.update(dict.fromkeys(incarnations, until))
+        self.note(left_out=MappingProxyType(left_out))
 
 
 def has_ended(worker: WorkerReport) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -34,6 +34,7 @@ class LastReport:
 class Planning:
     """A question that the planner has not answered yet."""
 
+    key: str
     generation: int
     incarnations: frozenset[Incarnation]
     asked_at: float
@@ -177,18 +178,22 @@ class Observations:
             self, last_reports=MappingProxyType(dict(last_reports)), places=MappingProxyType(places)
         )
 
+    def workers_on(self, vm: str) -> Sequence[WorkerReport]:
+        """The workers of the VM's newest report; none before it has reported."""
+        last_report = self.last_reports.get(vm)
+        return last_report.report.workers if last_report is not None else ()
+
     def report_of(self, incarnation: Incarnation) -> WorkerReport | None:
         """The newest report of exactly this incarnation."""
         last_report, number = self.places.get(incarnation.worker, _NOWHERE)
         report = last_report.report.workers[number] if last_report is not None else None
         return report if report is not None and report.incarnation == incarnation.number else None
 
-    def moved_at(self, incarnation: Incarnation) -> float:
-        """When the worker was last seen to make progress, or this manager began to listen."""
-        last_report, number = self.places.get(incarnation.worker, _NOWHERE)
-        if last_report is None or number >= len(last_report.moved):
-            return self.started_at
-        return max(last_report.moved[number], self.started_at)
+    def moved_at(self, *incarnations: Incarnation) -> float:
+        """When one of these workers was last seen to make progress, or this manager began to listen."""
+        places = [self.places.get(worker, _NOWHERE) for worker, _ in incarnations]
+        moved = [last.moved[n] for last, n in places if last is not None and n < len(last.moved)]
+        return max([self.started_at, *moved])
 
     def at_of(self, worker: str) -> At | None:
         """What the worker said it is at; None if it does not say."""

@@ -15,7 +15,6 @@ of those VMs until they are heard again, also when the one who reported it has g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ...protocol.messages import Phase, WorkerReport
@@ -50,17 +49,9 @@ def judge(state: JobState, observations: Observations, now: float, timing: Timin
     unexplained = unheard - explained
     isolated = bool(unexplained) and _most_at_once(others, unexplained, now, lease_s)
     since = (observations.isolated_since or now) if isolated else None
-    known = (
-        observations.unheard,
-        observations.lost,
-        observations.silent,
-        observations.explained,
-        observations.isolated_since,
+    return replace(
+        observations, unheard=unheard, lost=lost, silent=silent, explained=explained, isolated_since=since
     )
-    if (unheard, lost, silent, explained, since) == known:
-        return observations
-    observations = replace(observations, unheard=unheard, lost=lost, silent=silent)
-    return replace(observations, explained=explained, isolated_since=since)
 
 
 def heard_at(observations: Observations, vm: Vm, now: float) -> float:
@@ -75,19 +66,15 @@ def heard_again(observations: Observations, vms: set[str], now: float) -> Observ
     if not vms & observations.unheard:
         return observations
     if observations.isolated_since is not None:
-        nobody = frozenset[str]()
-        return replace(
-            observations,
-            unheard=nobody,
-            lost=nobody,
-            silent=nobody,
-            explained=nobody,
-            isolated_since=None,
-            started_at=now,
-        )
-    groups = observations.unheard, observations.lost, observations.silent, observations.explained
-    unheard, lost, silent, explained = (names - vms for names in groups)
-    return replace(observations, unheard=unheard, lost=lost, silent=silent, explained=explained)
+        vms = set(observations.unheard)
+        observations = replace(observations, isolated_since=None, started_at=now)
+    return replace(
+        observations,
+        unheard=observations.unheard - vms,
+        lost=observations.lost - vms,
+        silent=observations.silent - vms,
+        explained=observations.explained - vms,
+    )
 
 
 def stepping_generation(state: JobState) -> Generation | None:
@@ -135,7 +122,7 @@ def _lost(
     accused = {
         vm_of(name)
         for vm in heard
-        for worker in _workers_on(observations, vm)
+        for worker in observations.workers_on(vm)
         for name in losses(state, observations, worker)
     }
     grace_s = observations.reconnection_s(now, timing)
@@ -147,8 +134,7 @@ def _lost(
 def _has_died(state: JobState, observations: Observations, incarnation: Incarnation) -> bool:
     """Whether just this trainer is known to be gone, so that nothing follows for its VM."""
     name, number = incarnation
-    last_report = observations.last_reports.get(vm_of(name))
-    reports = last_report.report.workers if last_report is not None else []
+    reports = observations.workers_on(vm_of(name))
     newest = max((other.incarnation for other in reports if other.worker == name), default=0)
     return newest > number or state.has_failed(incarnation)
 
@@ -168,7 +154,7 @@ def _explained(
     newest = _newest_opened(state)
     if newest is None or not unheard:
         return frozenset()
-    workers = [worker for vm in heard for worker in _workers_on(observations, vm)]
+    workers = [worker for vm in heard for worker in observations.workers_on(vm)]
     if any(losses(state, observations, worker) for worker in workers):
         return unheard
     names = {name for name, _ in newest.members}
@@ -178,11 +164,6 @@ def _explained(
         return frozenset()
     members = {vm_of(name) for name in names}
     return frozenset(vm for vm in unheard & members if _closed_at(observations, vm) is not None)
-
-
-def _workers_on(observations: Observations, vm: str) -> Sequence[WorkerReport]:
-    last_report = observations.last_reports.get(vm)
-    return last_report.report.workers if last_report is not None else ()
 
 
 def _closed_at(observations: Observations, vm: str) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..facts import Fact
 from ..state import JobState
-from . import continuing, generations, job, notices, pace, renting, vms
+from . import generations, job, renting, vms, workers
 
 __all__ = ["apply", "fold"]
 
@@ -33,8 +33,6 @@ _RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     **job.RULES,
     **vms.RULES,
     **renting.RULES,
-    **notices.RULES,
+    **workers.RULES,
     **generations.RULES,
-    **pace.RULES,
-    **continuing.RULES,
 }

@@ -1,4 +1,4 @@
-"""How a job begins, what its workers must meet, and how it stops, waits, goes on and ends."""
+"""How a job begins, stops, waits, ends and goes on."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from ...spec.job_spec import JobSpec
 from ..facts import (
-    BitsFixed,
     GrowthWeighed,
     HoldChanged,
     IsolationChanged,
+    JobContinued,
     JobEnded,
     JobResumed,
     Obsolete,
     PersonNeeded,
     PlanKept,
-    RecipeFixed,
     Resumption,
+    StartCopied,
     StopOrdered,
     Submitted,
     TrainingFinished,
@@ -41,26 +41,15 @@ def _submitted(state: JobState, fact: Submitted) -> JobState:
     )
 
 
-def _recipe_fixed(state: JobState, fact: RecipeFixed) -> JobState:
-    version = state.num_facts + 1
-    return state.changed(
-        recipe=fact.recipe,
-        calibration=fact.calibration,
-        measurements=fact.measurements,
-        profile=None,
-        recipe_version=version,
-    )
+def _start_copied(state: JobState, fact: StartCopied) -> JobState:
+    if not state.copying:
+        return state
+    published = (*state.published, fact.checkpoint)
+    return state.changed(copying=False, published=published, progress_step=fact.checkpoint.step)
 
 
 def _unchanged(state: JobState, fact: Obsolete | PlanKept | GrowthWeighed) -> JobState:
     return state
-
-
-def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
-    if state.recipe is None:
-        return state
-    bits = {"bits_hash": fact.bits_hash, "kernels_hash": fact.kernels_hash}
-    return state.changed(recipe=state.recipe.model_copy(update=bits))
 
 
 def _hold_changed(state: JobState, fact: HoldChanged) -> JobState:
@@ -125,13 +114,70 @@ def _job_ended(state: JobState, fact: JobEnded) -> JobState:
     return state.changed(ended=fact, ended_at=fact.at)
 
 
+def _continued(state: JobState, fact: JobContinued) -> JobState:
+    """What is known of its model and its checkpoints stays; counts of failures begin anew.
+
+    Its steps begin at the newest checkpoint that is known. A beginning without any that a person had asked
+    for (`restarting`) is still to come.
+    """
+    if state.ended is None or state.spec is None:
+        return state
+    changes: dict[str, float] = {"min_nodes": fact.min_nodes, "max_nodes": fact.max_nodes}
+    caps = {"max_hourly_cost": fact.max_hourly_cost, "budget": fact.budget}
+    changes |= {name: amount for name, amount in caps.items() if amount is not None}
+    resources = state.spec.resources.model_copy(update=changes)
+    progress_step = max((checkpoint.step for checkpoint in state.published), default=0)
+    recipe = state.recipe
+    if recipe is not None and (state.restarting or (state.head_generation == 0 and state.start is None)):
+        recipe = recipe.without_bits()  # no step was made that others have to match
+    return renting.without_not_joined(state).changed(
+        spec=state.spec.model_copy(update={"resources": resources}),
+        recipe=recipe,
+        ended=None,
+        ended_at=None,
+        stop_ordered_at=None,
+        failure=None,
+        waiting=None,
+        answered=Resumption.AGAIN,
+        hold=False,
+        impossible=None,
+        isolated=False,
+        profiler=None,
+        profile=None,
+        broken_profiles=0,
+        stall=None,
+        started_after=state.last_generation,
+        continued_after=state.num_facts + 1,
+        progress_step=progress_step,
+        unfit=MappingProxyType({}),
+        last_error="",
+        last_traceback=None,
+        **_NO_FAILURES,
+    )
+
+
+_NO_FAILURES: dict[str, Any] = {
+    "user_errors": Rounds(),
+    "internal_errors": Rounds(),
+    "deaths": (),
+    "worn_vms": 0,
+    "unfit_rounds": Rounds(),
+    "newest_unfit": "",
+    "replaced_at": 0.0,
+    "request_failures": 0,
+    "request_failed_at": 0.0,
+    "refusals": MappingProxyType({}),
+    "spot_absent_since": None,
+    "enough": None,
+}
+
+
 RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     Submitted: _submitted,
-    RecipeFixed: _recipe_fixed,
+    StartCopied: _start_copied,
     Obsolete: _unchanged,
     PlanKept: _unchanged,
     GrowthWeighed: _unchanged,
-    BitsFixed: _bits_fixed,
     HoldChanged: _hold_changed,
     IsolationChanged: _isolation_changed,
     StopOrdered: _stop_ordered,
@@ -139,4 +185,5 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     PersonNeeded: _person_needed,
     JobResumed: _job_resumed,
     JobEnded: _job_ended,
+    JobContinued: _continued,
 }

@@ -123,8 +123,8 @@ def _with_loss(state: JobState, at: float) -> JobState:
 
 
 def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
-    vm = state.vms.get(fact.vm)
-    if vm is None or not vm.live:
+    vm = state.vms.live.get(fact.vm)
+    if vm is None:
         return state
     return state.with_vm(
         replace(

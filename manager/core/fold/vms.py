@@ -1,24 +1,26 @@
-"""How VMs come and go, and what the deaths of their trainers count for."""
+"""How VMs come and go, and are to hand over before they do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from ..facts import (
     EndReason,
+    VmDrained,
     VmEnded,
     VmJoined,
+    VmNoticed,
+    VmNoticeWithdrawn,
     VmRequested,
-    WorkerFailed,
+    VmRiskChanged,
 )
-from ..failures import Death, Rounds, without_progress
+from ..failures import Rounds
 from ..state import JobState, vm_of
 from ..vms import Vm, VmStatus
 from . import renting
-from .notices import without_deaths
 
 
 def _vm_requested(state: JobState, fact: VmRequested) -> JobState:
@@ -28,8 +30,8 @@ def _vm_requested(state: JobState, fact: VmRequested) -> JobState:
 
 
 def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
-    vm = state.vms.get(fact.vm)
-    if vm is None or not vm.live:
+    vm = state.vms.live.get(fact.vm)
+    if vm is None:
         return state
     joined = replace(
         vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
@@ -37,9 +39,43 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
     return renting.with_joined(state.with_vm(joined).changed(request_failures=0), joined)
 
 
-def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
+def _noticed(state: JobState, fact: VmNoticed) -> JobState:
+    vm = state.vms.live.get(fact.vm)
+    if vm is None:
+        return state
+    state = _without_deaths(state, fact.vm)  # word of its end may come with the first signs of it
+    noticed = replace(vm, status=VmStatus.NOTICED, deadline=fact.deadline, action=fact.action)
+    return state.with_vm(noticed)
+
+
+def _withdrawn(state: JobState, fact: VmNoticeWithdrawn) -> JobState:
     vm = state.vms.get(fact.vm)
-    if vm is None or not vm.live:
+    if vm is None or vm.status is not VmStatus.NOTICED:
+        return state
+    status = VmStatus.JOINED if vm.drained_at is None else VmStatus.NOTICED
+    # No plan did without the VM; that it stays may be all that the plan that runs needs.
+    impossible = None if state.running else state.impossible
+    withdrawn = replace(vm, status=status, deadline=None, action="")
+    return state.changed(impossible=impossible).with_vm(withdrawn)
+
+
+def _drained(state: JobState, fact: VmDrained) -> JobState:
+    vm = state.vms.get(fact.vm)
+    if vm is None or not vm.joined:
+        return state
+    return state.with_vm(replace(vm, status=VmStatus.NOTICED, drained_at=fact.at))
+
+
+def _risk_changed(state: JobState, fact: VmRiskChanged) -> JobState:
+    vm = state.vms.live.get(fact.vm)
+    if vm is None:
+        return state
+    return state.with_vm(replace(vm, at_risk=fact.at_risk))
+
+
+def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
+    vm = state.vms.live.get(fact.vm)
+    if vm is None:
         return state
     counted = vm.requested_at < state.request_failed_at <= fact.at  # not if the clock was set back since
     refused = vm.attempt is not None and vm.attempted_at is None  # that place is left alone, not the others
@@ -59,7 +95,7 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         if newest is None or vm.number > newest.number:
             state = state.changed(newest_unfit=fact.vm)
     if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
-        state = without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
+        state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
         if _is_last_host(state, fact.vm):
             # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
             state = state.changed(unfit_rounds=Rounds())
@@ -68,6 +104,11 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     outdated = frozenset(worker for worker in state.outdated if vm_of(worker) != fact.vm)
     state = state.changed(**forgotten, outdated=outdated).with_vm(ended)
     return renting.with_ended(state, ended, gone=fact.gone)
+
+
+def _without_deaths(state: JobState, vm: str) -> JobState:
+    deaths = tuple(death for death in state.deaths if death.vm != vm)
+    return state.changed(deaths=deaths) if len(deaths) < len(state.deaths) else state
 
 
 def _is_last_host(state: JobState, vm: str) -> bool:
@@ -83,62 +124,12 @@ def _without(vm: str, by_worker: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType({worker: item for worker, item in by_worker.items() if vm_of(worker) != vm})
 
 
-def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
-    state = state.changed(failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
-    if fact.step > state.progress_step:
-        state = state.changed(progress_step=fact.step, internal_errors=Rounds())
-    if fact.kind == "recipe":
-        return state.changed(
-            unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
-        )
-    if fact.kind == "outdated":  # nothing failed: see `core.rules.versions`
-        return state.changed(
-            given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}),
-            outdated=state.outdated | {fact.worker},
-        )
-    if fact.kind == "stuck":
-        state = state.changed(given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}))
-        if not fact.counted:
-            return _died(state, fact, closed=True)
-    elif fact.kind not in ("user", "internal"):
-        return _died(state, fact)
-    state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
-    mark = fact.at, state.last_generation, fact.worker, fact.incarnation
-    if fact.kind == "user":
-        return state.changed(user_errors=state.user_errors.failed(*mark))
-    return state.changed(internal_errors=state.internal_errors.failed(*mark))
-
-
-def _died(state: JobState, fact: WorkerFailed, *, closed: bool = False) -> JobState:
-    """A trainer that a signal, its lease, or not leaving a closed generation ended; of a VM that is gone, or
-    was to go, that is no wonder."""
-    vm = state.vms.get(vm_of(fact.worker))
-    if vm is None or not vm.live or vm.status is VmStatus.NOTICED or fact.own_steps is None:
-        return state
-    death = Death(
-        vm.vm,
-        fact.worker,
-        fact.incarnation,
-        fact.at,
-        state.last_generation,
-        state.progress_step,
-        fact.message,
-        closed,
-    )
-    kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
-    return state.changed(deaths=(*_still_counted(state, kept), death))
-
-
-def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:
-    """Those on VMs that live; and of others for as long as the job has not gone on since."""
-    live = {vm.vm for vm in state.live_vms}
-    newest = without_progress(deaths, state.progress_step)
-    return [death for death in deaths if death.vm in live or death in newest]
-
-
 RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     VmRequested: _vm_requested,
     VmJoined: _vm_joined,
+    VmNoticed: _noticed,
+    VmNoticeWithdrawn: _withdrawn,
+    VmDrained: _drained,
+    VmRiskChanged: _risk_changed,
     VmEnded: _vm_ended,
-    WorkerFailed: _worker_failed,
 }

@@ -100,7 +100,7 @@ def _conclude(context: Context, current: Generation) -> None:
     bound = math.log(timing.drift)
     if max(abs(math.log(factor)) for factor in common) <= bound:
         return
-    scales = [1.0] * _num_sections(context)
+    scales = [1.0] * max(stop for _, stop in current.plan["ranges"])
     for (start, stop), factor in zip(current.plan["ranges"], common, strict=True):
         scales[start:stop] = [factor] * (stop - start)
     context.fact(Recalibrated(at=context.now, scales=tuple(float(f"{scale:.4g}") for scale in scales)))
@@ -130,17 +130,14 @@ def _judge(context: Context, incarnation: Incarnation, pace: StepPace, factor: f
     found = pace.median / factor
     if pace.quarter(upper=False) / factor > timing.slow:
         if before is None or abs(math.log(found / before.slowdown)) > math.log(timing.drift):
-            slowdown = float(f"{found:.3g}")
-            context.fact(
-                WorkerPaced(at=context.now, worker=worker, incarnation=incarnation.number, slowdown=slowdown)
-            )
+            _set_pace(context, incarnation, float(f"{found:.3g}"))
     elif before is not None and pace.quarter(upper=True) / factor < timing.recovered:
-        context.fact(WorkerPaced(at=context.now, worker=worker, incarnation=incarnation.number, slowdown=1.0))
+        _set_pace(context, incarnation, 1.0)
 
 
-def _num_sections(context: Context) -> int:
-    assert context.state.recipe is not None, "what runs has a recipe"
-    return context.state.recipe.num_sections
+def _set_pace(context: Context, incarnation: Incarnation, slowdown: float) -> None:
+    worker, number = incarnation
+    context.fact(WorkerPaced(at=context.now, worker=worker, incarnation=number, slowdown=slowdown))
 
 
 def try_again(context: Context) -> None:
@@ -152,6 +149,4 @@ def try_again(context: Context) -> None:
     for worker, slow in state.slow.items():
         patience_s = context.timing.slow_retry_s * 2 ** min(slow.times - 1, 6)
         if worker not in used and context.elapsed_s(slow.since) > patience_s:
-            context.fact(
-                WorkerPaced(at=context.now, worker=worker, incarnation=slow.incarnation, slowdown=1.0)
-            )
+            _set_pace(context, Incarnation(worker, slow.incarnation), 1.0)

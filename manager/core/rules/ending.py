@@ -7,7 +7,7 @@ from ....protocol.messages import Phase
 from ..commands import ExportWeights
 from ..context import Context
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
-from ..facts import EndReason, GenerationClosed, JobEnded, StopOrdered, Submitted, TrainingFinished
+from ..facts import EndReason, JobEnded, StopOrdered, Submitted, TrainingFinished
 from ..failures import num_rounds, without_progress
 from ..state import order_of
 from . import retention, starting
@@ -50,7 +50,7 @@ def take(context: Context) -> None:
         case JobCommandFailed() if event.command == "compute_growth":
             pass  # the job does without: see `growth`
         case JobCommandFailed() if event.command == "compute_plan" and state.running:
-            pass  # the plan that runs goes on: see `planning`
+            pass  # the plan that runs goes on: see `answers`
         case JobCommandFailed() if state.failure is not None:
             end_stopped(context, f"{event.command}: {event.error}")  # it fails already, for another reason
         case JobCommandFailed() if event.command != "copy_checkpoint" or state.copying:
@@ -76,7 +76,7 @@ def _drop_planned(context: Context) -> None:
     if planned is None or planned.prepared_at is not None:
         return
     if state.current is not None or max(state.progress_step, context.observations.newest_step) == 0:
-        context.fact(GenerationClosed(at=context.now, number=planned.number, reason="the job is to stop"))
+        context.close_planned("the job is to stop")
 
 
 def finish(context: Context) -> None:
@@ -121,10 +121,9 @@ def give_up(context: Context) -> None:
 
 def _fail_by(context: Context, event: JobCommandFailed) -> None:
     """A fault of ours in a command ends the job. If the head could not be opened, its generation never is."""
-    planned = context.state.planned
     reason = f"{event.command}: {event.error}"
-    if event.command == "open_head" and planned is not None:
-        context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
+    if event.command == "open_head":
+        context.close_planned(reason)
     _fail(context, JobEnded(at=context.now, status="failed", reason=reason))
 
 

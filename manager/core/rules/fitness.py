@@ -89,11 +89,10 @@ def _about_start(start: StartSource) -> str:
 
 def may_fit(context: Context, vm: Vm) -> bool:
     """Whether a worker of the VM meets the recipe, or it is not known yet that none does."""
-    state, last_report = context.state, context.observations.last_reports.get(vm.vm)
-    if last_report is None or vm.status is VmStatus.REQUESTED or _takes_part(state, vm):
+    state, workers = context.state, context.observations.workers_on(vm.vm)
+    if not workers or vm.status is VmStatus.REQUESTED or _takes_part(state, vm):
         return True
-    workers = last_report.report.workers
-    return not workers or any(worker.worker not in state.unfit for worker in workers)
+    return any(worker.worker not in state.unfit for worker in workers)
 
 
 def asks_singly(context: Context) -> bool:
@@ -118,14 +117,14 @@ def on_trial(context: Context) -> bool:
 
 def _is_fit(context: Context, vm: Vm) -> bool:
     """Whether a worker of the VM is known to meet the recipe."""
-    state, last_report = context.state, context.observations.last_reports.get(vm.vm)
-    if state.recipe is None or last_report is None:
+    state = context.state
+    if state.recipe is None or vm.vm not in context.observations.last_reports:
         return False
     return _takes_part(state, vm) or any(
         worker.graph_hash == state.recipe.graph_hash
         and is_shown(state, worker)
         and worker.worker not in state.unfit
-        for worker in last_report.report.workers
+        for worker in context.observations.workers_on(vm.vm)
     )
 
 

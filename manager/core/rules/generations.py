@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from itertools import combinations
-from types import MappingProxyType
 
-from ....protocol.messages import Formed, Phase, WorkerReport
+from ....protocol.messages import Formed, Phase, Profiling, WorkerReport
 from ..commands import OpenHead
 from ..context import Context, incarnation_of
 from ..events import HeadOpened
-from ..facts import (
-    EndReason,
-    GenerationClosed,
-    GenerationFormed,
-    GenerationKind,
-    GenerationOpened,
-    GenerationPrepared,
-)
-from ..silence import losses
-from ..state import Generation, Incarnation, JobState, vm_of
-from . import breaks, retention
-
-_EXACT_COVER = 12  # a smallest set is searched for among this many accused; beyond, a near-smallest will do
+from ..facts import GenerationFormed, GenerationKind, GenerationOpened, GenerationPrepared
+from ..state import Generation, Incarnation, JobState
+from . import breaks, cuts, retention
 
 
 def take(context: Context) -> None:
@@ -95,22 +83,22 @@ def _meeting_point(context: Context, planned: Generation) -> str | None:
     """Where rank 0 listens, once every member is prepared."""
     if context.isolated or late(context, planned):
         return None
-    first = context.report_of(planned.members[0])
-    told = first.profiling if first is not None and planned.kind is GenerationKind.PROFILE else first
+    told = _told(context, planned, planned.members[0])
     return told.endpoint if told is not None else None
 
 
 def late(context: Context, planned: Generation) -> list[Incarnation]:
     """The members that are not prepared yet."""
-    profiles = planned.kind is GenerationKind.PROFILE
-    reports = {incarnation: context.report_of(incarnation) for incarnation in planned.members}
-    told = {
-        incarnation: report.profiling if report and profiles else report
-        for incarnation, report in reports.items()
-    }
+    told = {incarnation: _told(context, planned, incarnation) for incarnation in planned.members}
     return [
         incarnation for incarnation, where in told.items() if where is None or where.prepared < planned.number
     ]
+
+
+def _told(context: Context, planned: Generation, member: Incarnation) -> WorkerReport | Profiling | None:
+    """What the member says of generations of this kind."""
+    report = context.report_of(member)
+    return report.profiling if report is not None and planned.kind is GenerationKind.PROFILE else report
 
 
 def form(context: Context) -> None:
@@ -132,7 +120,7 @@ def form(context: Context) -> None:
     slowest = _slowest(formed)
     context.fact(GenerationFormed(at=context.now, number=current.number, formed=slowest, lost_steps=lost))
     context.note(newest_step=max(slowest.step, *(r.step for r in reports)), broken_since=None)
-    _without_cuts(context, current)
+    cuts.forget(context, current)
 
 
 def _journalled_step(state: JobState, current: Generation) -> int:
@@ -160,14 +148,14 @@ def _close_current(context: Context, current: Generation) -> None:
         close(context, lost, context.now)
         return
     reports = context.reports_of(current.incarnations)
-    broken = [worker for worker in reports if _is_broken(worker, current)]
+    broken = [w for w in reports if w.phase is Phase.BROKEN and w.generation == current.number]
     if not broken:
         context.note(broken_since=None)
     elif context.observations.broken_since is None:
         context.note(broken_since=context.now)
     elif context.now - context.observations.broken_since >= context.timing.suspect_grace_s:
         since, where = context.observations.broken_since, _names(map(incarnation_of, broken))
-        explained = _leave_out_cut(context, current, broken)
+        explained = cuts.leave_out(context, current, broken)
         close(context, f"broken at {where}{'' if explained else breaks.count(context, current)}", since)
         return
     if context.isolated:
@@ -175,7 +163,6 @@ def _close_current(context: Context, current: Generation) -> None:
     held = [worker for worker in reports if _holds_unasked(context, worker, current)]
     if held and context.state.planned is None:
         close(context, f"{_names(map(incarnation_of, held))} held without an order", context.now)
-        return
 
 
 def why_lost(context: Context, needed: Sequence[Incarnation]) -> str:
@@ -189,7 +176,9 @@ def why_lost(context: Context, needed: Sequence[Incarnation]) -> str:
 
 def idle_members(context: Context, current: Generation) -> list[Incarnation]:
     """Workers that have not even begun to form the generation."""
-    return [incarnation for incarnation in current.incarnations if not _tries(context, incarnation, current)]
+    reports = context.reports_of(current.incarnations)
+    begun = {incarnation_of(report) for report in reports if report.generation == current.number}
+    return [incarnation for incarnation in current.incarnations if incarnation not in begun]
 
 
 def forms_since(context: Context, current: Generation) -> float:
@@ -218,7 +207,7 @@ def forms_since(context: Context, current: Generation) -> float:
 def _close_planned(context: Context, planned: Generation) -> None:
     reason = why_not_opened(context, planned)
     if reason:
-        context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
+        context.close_planned(reason)
         cause = context.observations.cause or (reason, context.now)
         context.note(planned_for=frozenset(), cause=cause)
 
@@ -240,7 +229,7 @@ def why_not_opened(context: Context, planned: Generation) -> str:
     if context.isolated or context.elapsed_s(planned.planned_at) <= context.timing.prepare_timeout_s:
         return ""
     missing = late(context, planned)
-    leave_out(context, missing)
+    context.leave_out(missing)
     return f"{_names(missing)} not prepared in {context.timing.prepare_timeout_s:g} s"
 
 
@@ -251,108 +240,11 @@ def close(context: Context, reason: str, detected_at: float) -> None:
     context.note(planned_for=frozenset(), cause=cause, broken_since=None)
 
 
-def leave_out(context: Context, incarnations: Iterable[Incarnation], for_s: float | None = None) -> None:
-    """Plan without these for a while."""
-    until = context.now + (context.timing.left_out_s if for_s is None else for_s)
-    left_out = {
-        incarnation: end for incarnation, end in context.observations.left_out.items() if end > context.now
-    }
-    left_out.update({incarnation: until for incarnation in incarnations})
-    context.note(left_out=MappingProxyType(left_out))
-
-
-def _is_broken(worker: WorkerReport, generation: Generation) -> bool:
-    return worker.phase is Phase.BROKEN and worker.generation == generation.number
-
-
 def _holds_unasked(context: Context, worker: WorkerReport, generation: Generation) -> bool:
     """Its agent had not seen or not understood this manager, and had it save."""
     ordered = context.state.hold or context.state.stop_ordered_at is not None
     return worker.phase is Phase.HELD and worker.generation == generation.number and not ordered
 
 
-def _tries(context: Context, incarnation: Incarnation, generation: Generation) -> bool:
-    """Whether the worker has at least begun to form the generation."""
-    report = context.report_of(incarnation)
-    return report is not None and report.generation == generation.number
-
-
 def _names(incarnations: Iterable[Incarnation]) -> str:
     return ", ".join(sorted(worker for worker, _ in incarnations))
-
-
-def _leave_out_cut(context: Context, current: Generation, broken: list[WorkerReport]) -> bool:
-    """Plan without a smallest set of members that explains who could not reach whom; whether there is one.
-
-    For twice as long each time that the same two could not; at last the VM is replaced.
-    """
-    pairs = _lost_pairs(context, current, broken)
-    cuts = {pair: context.observations.cuts.get(pair, 0) + 1 for pair in map(frozenset, pairs)}
-    context.note(cuts=MappingProxyType({**context.observations.cuts, **cuts}))
-    blamed = _blamed(current, pairs)
-    for incarnation in blamed:
-        times, other = max(
-            (n, min(pair - {incarnation.worker})) for pair, n in cuts.items() if incarnation.worker in pair
-        )
-        vm = context.state.vms[vm_of(incarnation.worker)]
-        if times >= context.timing.max_cuts and vm.live:
-            context.end_vm(
-                vm.vm, EndReason.CUT_OFF, f"{incarnation.worker} and {other} cannot reach each other"
-            )
-        else:
-            leave_out(context, [incarnation], context.timing.left_out_s * 2 ** (times - 1))
-    return bool(blamed)
-
-
-def _lost_pairs(context: Context, current: Generation, broken: list[WorkerReport]) -> set[tuple[str, str]]:
-    """Who lost whom, among the members."""
-    members = dict(current.members)
-    return {
-        (w.worker, lost)
-        for w in broken
-        for lost in losses(context.state, context.observations, w)
-        if lost in members and lost != w.worker
-    }
-
-
-def _without_cuts(context: Context, current: Generation) -> None:
-    """Two members of a generation that has formed reach each other, or need not."""
-    names = {worker for worker, _ in current.members}
-    cuts = {
-        pair: times
-        for pair, times in context.observations.cuts.items()
-        if not pair <= names and all(context.state.vms[vm_of(name)].live for name in pair)
-    }
-    context.note(cuts=MappingProxyType(cuts))
-
-
-def _blamed(current: Generation, pairs: set[tuple[str, str]]) -> list[Incarnation]:
-    """A smallest set of members that explains who could not reach whom.
-
-    Each report "a lost b" is explained by leaving out a or b. Of a generation that stepped the set must leave
-    most: when one break has made everybody lose everybody, nothing can be learnt from it. The next generation
-    tries all links while it forms, and then the reports are believed however few they leave.
-    """
-    members = dict(current.members)
-    accusers = {worker for worker, _ in pairs}
-    suspects = sorted({name for pair in pairs for name in pair}, key=lambda name: (name in accusers, name))
-    blamed = _cover(pairs, suspects)
-    if current.formed is not None and 2 * len(blamed) >= len(members):
-        return []
-    return [Incarnation(name, members[name]) for name in blamed]
-
-
-def _cover(pairs: set[tuple[str, str]], suspects: list[str]) -> tuple[str, ...]:
-    if len(suspects) <= _EXACT_COVER:
-        for size in range(len(suspects) + 1):
-            for chosen in combinations(suspects, size):
-                if all(a in chosen or b in chosen for a, b in pairs):
-                    return chosen
-    cover: list[str] = []
-    left = set(pairs)
-    while left:
-        counts = {name: sum(name in pair for pair in left) for name in suspects}
-        worst = max(suspects, key=counts.__getitem__)
-        cover.append(worst)
-        left = {pair for pair in left if worst not in pair}
-    return tuple(cover)

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from ...spec.placement import Placement
 from .. import worth
-from ..commands import ComputeGrowth, DeathRisk, WorkerSlot
+from ..commands import ComputeGrowth, WorkerSlot
 from ..context import Context
 from ..events import GrowthComputed, JobCommandFailed
 from ..facts import GrowthWeighed
 from ..observations import Growth
-from ..slots import memory_bytes
+from ..slots import slot_of
 from ..state import JobState, staying_vms, wanted_vms
 from ..vms import Vm
 
@@ -64,12 +63,16 @@ def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, st
     if num_lacking > 0:
         return min(num_lacking, most), ""
     present, more = _workers(context, placement)
-    sizes, price = tuple(sorted(Counter(present).items())), _price(context)
-    about = (sizes, more, most, price, state.recipe_version, state.recalibrated_at)
+    question = _question(context, present, more, most)
+    alike = tuple(sorted(present)), question.model_copy(update={"workers": ()})  # their order does not matter
+    about = (*alike, state.recipe_version, state.recalibrated_at)
     known = next((it for it in context.observations.growth if it.about == about), None)
     if known is None:
         if not any(_is_awaited(context, it) for it in context.observations.growth):
-            _ask(context, present, more, most, price, about)
+            key = f"{state.job}/growth/{state.num_facts}/{round(context.now * 1000)}"
+            context.command(question.model_copy(update={"key": key}))
+            asked = Growth(about, key, context.now)
+            context.note(growth=(*context.observations.growth, asked)[-_KEPT:])
         return 0, _ASKED
     if known.answer is None:
         return (0, _ASKED) if _is_awaited(context, known) else (most, "")
@@ -103,50 +106,21 @@ def _without_any_plan(context: Context, most: int) -> tuple[int, str]:
 # ---- the question ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Price:
-    """What taking VMs in costs, and for how long it is good; coarse, so that answers hold for a while."""
-
-    change_s: float
-    ends_s: float | None
-    risk: DeathRisk
-
-
-def _price(context: Context) -> _Price:
-    """They are good from when they join until the job ends."""
+def _question(context: Context, present: Sequence[_Workers], more: _Workers, most: int) -> ComputeGrowth:
+    """What taking VMs in costs, and for how long they are good (from when they join until the job ends), is
+    coarse, so that answers hold for a while."""
     state, timing = context.state, context.timing
     ends_s = worth.rest_s(context) - worth.join_s(state)
-    return _Price(
+    return ComputeGrowth(
+        key="",
+        workers=tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm)),
+        more=_slots("more", more),
+        most=most,
+        least_gain=timing.grow_worth_it,
         change_s=worth.coarse(worth.change_s(state, timing)),
         ends_s=None if math.isinf(ends_s) else worth.coarse(ends_s) if ends_s > 0 else 0.0,
         risk=worth.risk(state, context.now, timing),
     )
-
-
-def _ask(
-    context: Context,
-    present: Sequence[_Workers],
-    more: _Workers,
-    most: int,
-    price: _Price,
-    about: Hashable,
-) -> None:
-    key = f"{context.state.job}/growth/{context.state.num_facts}/{round(context.now * 1000)}"
-    workers = tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm))
-    command = ComputeGrowth(
-        key=key,
-        workers=workers,
-        more=_slots("more", more),
-        most=most,
-        least_gain=context.timing.grow_worth_it,
-        change_s=price.change_s,
-        ends_s=price.ends_s,
-        risk=price.risk,
-    )
-    context.command(command)
-    others = [it for it in context.observations.growth if it.about != about]
-    asked = Growth(about, key, context.now)
-    context.note(growth=(*others, asked)[-_KEPT:])
 
 
 def _is_awaited(context: Context, asked: Growth) -> bool:
@@ -216,10 +190,6 @@ def _kind_of(vm: Vm) -> _Kind | None:
 def _known(state: JobState, vm: Vm) -> _Workers:
     """The workers of a VM that has joined, except those that cannot meet the recipe."""
     assert state.spec is not None, "VMs are for submitted jobs"
-    found: list[tuple[int, float]] = []
-    for index in range(state.spec.resources.workers_per_node):
-        worker = f"{vm.vm}.{index}"
-        if worker not in state.unfit:
-            slow = state.slow.get(worker)
-            found.append((memory_bytes(state, vm, index), slow.slowdown if slow is not None else 1.0))
-    return tuple(found)
+    names = [f"{vm.vm}.{index}" for index in range(state.spec.resources.workers_per_node)]
+    slots = [slot_of(state, worker) for worker in names if worker not in state.unfit]
+    return tuple((slot.memory_bytes, slot.slowdown) for slot in slots)

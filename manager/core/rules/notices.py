@@ -8,12 +8,11 @@ lets it go.
 
 from __future__ import annotations
 
-from ....protocol.messages import Phase, Report
+from ....protocol.messages import Phase, Report, WorkerReport
 from ..context import Context
 from ..events import DrainRequested
 from ..facts import (
     EndReason,
-    GenerationClosed,
     HoldChanged,
     VmDrained,
     VmNoticed,
@@ -29,8 +28,8 @@ def take(context: Context) -> None:
     event = context.event
     if not isinstance(event, DrainRequested):
         return
-    vm = context.state.vms.get(event.vm)
-    if vm is None or not vm.live or vm.drained_at is not None:
+    vm = context.state.vms.live.get(event.vm)
+    if vm is None or vm.drained_at is not None:
         return
     if vm.joined:
         context.fact(VmDrained(at=context.now, vm=vm.vm))
@@ -74,13 +73,10 @@ def _call_off(context: Context) -> None:
     if state.hold:
         context.fact(HoldChanged(at=context.now, hold=False, reason="the notice was withdrawn"))
     planned = state.planned
-    if (
-        planned is not None
-        and planned.prepared_at is None
-        and set(state.current.incarnations) - set(planned.incarnations)
-    ):
-        reason = "the notice that it was for was withdrawn"
-        context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
+    if planned is None or planned.prepared_at is not None:
+        return
+    if set(state.current.incarnations) - set(planned.incarnations):
+        context.close_planned("the notice that it was for was withdrawn")
         context.note(planned_for=frozenset(), cause=None)
 
 
@@ -128,11 +124,9 @@ def _is_in_the_way(context: Context) -> bool:
 
 def _holds_nothing(context: Context, vm: Vm) -> bool:
     """Whether its workers never took part in a generation, or hold after a checkpoint that is published."""
-    published, last_report = context.state.published, context.observations.last_reports.get(vm.vm)
-    saved = published[-1].step if published else -1
-    return last_report is not None and all(
-        worker.generation == 0 or (worker.phase is Phase.HELD and worker.step <= saved)
-        for worker in last_report.report.workers
+    return vm.vm in context.observations.last_reports and all(
+        worker.generation == 0 or _has_saved(context, worker)
+        for worker in context.observations.workers_on(vm.vm)
     )
 
 
@@ -144,7 +138,12 @@ def _may_go(context: Context, vm: Vm, drained_at: float) -> bool:
         return True
     current = state.current.incarnations if state.current is not None else ()
     reports = context.reports_of(incarnation for incarnation in current if vm_of(incarnation.worker) == vm.vm)
-    published = state.published[-1].step if state.published else -1
-    if state.hold and reports and all(r.phase is Phase.HELD and r.step <= published for r in reports):
+    if state.hold and reports and all(_has_saved(context, report) for report in reports):
         return True
     return context.save_is_late(drained_at)
+
+
+def _has_saved(context: Context, worker: WorkerReport) -> bool:
+    """Whether it holds after a checkpoint that is published."""
+    published = context.state.published
+    return worker.phase is Phase.HELD and bool(published) and worker.step <= published[-1].step

@@ -1,94 +1,31 @@
-"""When the planner is asked, for which workers, and what is made of its answer."""
+"""When the planner is asked, and for which workers; what is made of its answer: `answers`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Mapping
 
-from ....pipeline.plan import Plan
-from ....protocol.messages import Phase, WorkerReport
+from ....protocol.messages import WorkerReport
 from .. import copies, worth
 from ..commands import ComputePlan
-from ..context import Context, has_ended, incarnation_of
-from ..events import JobCommandFailed, PlanComputed
-from ..facts import GenerationPlanned, HoldChanged, PlanImpossible, PlanKept
+from ..context import Context
+from ..facts import HoldChanged, PlanImpossible
 from ..observations import Planning
 from ..slots import slot_of
-from ..state import Generation, Incarnation, vm_of
-from ..vms import Vm, VmStatus
-from . import breaks, fitness, versions
-
-# One that was idle before it ever took part holds nothing; one that left has handed over what it had.
-_HOLDS_STATE = (Phase.IDLE, Phase.FORMING, Phase.RUNNING, Phase.BROKEN, Phase.HELD, Phase.FINISHED)
-_READY = (Phase.LEFT, *_HOLDS_STATE)
-
-
-def take(context: Context) -> None:
-    """The planner's answer: plan the generation, or say why none can run."""
-    event, state = context.event, context.state
-    if isinstance(event, JobCommandFailed) and event.command == "compute_plan":
-        _take_failure(context, event)
-        return
-    if not isinstance(event, PlanComputed) or event.generation != state.last_generation + 1:
-        return
-    asked = context.observations.planning
-    if asked is not None and not _is_about(event, asked):
-        _take_late(context, event, asked)
-        return
-    context.note(planning=None, answered_at=context.now)
-    if not _wanted(context) or state.planned is not None or not _settled(state.current):
-        return
-    if _awaits_members(context):
-        return  # asked by the manager before
-    if _stays(context, event, asked):
-        _keep(context, event, asked)
-        return
-    if event.plan is None:
-        if asked is not None:
-            context.note(planned_for=asked.incarnations)
-            _say_impossible(context, event.reason or "the planner gave no reason")
-        return
-    _accept(context, event, event.plan, asked)
-
-
-def _take_failure(context: Context, event: JobCommandFailed) -> None:
-    """Where no generation runs, the job ends for it (`ending`); one that runs goes on, as where no plan can
-    take its place, and the planner is asked again."""
-    asked, state = context.observations.planning, context.state
-    if asked is None or not state.running or event.key != _key(state.job, asked.generation, asked.asked_at):
-        return
-    retry_at = context.now + context.timing.replan_s
-    context.note(planning=None, planned_for=asked.incarnations, retry_at=retry_at)
-    _say_impossible(context, f"{event.command}: {event.error}")
-
-
-def _is_about(event: PlanComputed, asked: Planning) -> bool:
-    return event.asked == frozenset(worker for worker, _ in asked.incarnations)
-
-
-def _take_late(context: Context, event: PlanComputed, asked: Planning) -> None:
-    """The answer to an earlier question than the one that is pending: good while its workers are there."""
-    if not _wanted(context) or context.state.planned is not None or not _settled(context.state.current):
-        return
-    if asked.reconsider and event.current_s is None:
-        return  # it was asked when nothing ran that could stay
-    if event.plan is not None and not _stays(context, event, asked):
-        _accept(context, event, event.plan, asked)
+from ..state import Incarnation, vm_of
+from ..vms import VmStatus
+from . import breaks, candidates, fitness, versions
 
 
 def plan(context: Context) -> None:
     """Ask the planner when the workers that there are call for another plan than the one that runs."""
     state = context.state
-    if not _wanted(context) or state.recipe is None or context.isolated:
+    if not _is_wanted(context) or state.recipe is None or context.isolated or awaits_members(context):
         return
-    if _awaits_members(context):
+    ready = candidates.ready(context)
+    if versions.give_way(context, ready):
         return
-    ready = _ready(context)
-    if versions.give_way(context, ready, partial(_enough, context)):
-        return
-    usable = versions.alike(context, ready, partial(_enough, context))
+    usable = versions.alike(context, ready)
     incarnations = frozenset(usable)
     if incarnations - context.observations.usable:
         context.note(grown_at=context.now)
@@ -100,9 +37,9 @@ def plan(context: Context) -> None:
         and asked.incarnations <= incarnations
         and context.now - asked.asked_at < context.timing.planning_timeout_s
     )
-    if waiting or state.planned is not None or not _settled(state.current):
+    if waiting or not may_plan(context):
         return
-    if not _enough(context, usable):
+    if not candidates.enough(context, usable):
         _too_few(context)
         return
     if not usable:
@@ -112,8 +49,8 @@ def plan(context: Context) -> None:
         context.note(planned_for=frozenset(), retry_at=None)
     need = _need(context, incarnations)
     if need is not None and fitness.fix_bits(context, usable.values()):
-        usable = _usable(context)  # without those whose bits differ
-        if not _enough(context, usable):
+        usable = versions.alike(context, candidates.ready(context))  # without those whose bits differ
+        if not candidates.enough(context, usable):
             return
     if need is not None:
         _ask(context, usable, *need, reconsider=_could_stay(context, incarnations))
@@ -136,77 +73,22 @@ def plan(context: Context) -> None:
         _hold_if_noticed(context, "no plan does without the VMs that are under notice")
 
 
-def _enough(context: Context, usable: Iterable[Incarnation]) -> bool:
-    """Whether these workers may train; to save what they hold, any number will do."""
-    num_vms = len({vm_of(worker) for worker, _ in usable})
-    return num_vms >= context.spec.resources.min_nodes or not context.state.active or _only_saves(context)
+def may_plan(context: Context) -> bool:
+    """Whether a generation is wanted, and none is in preparation or forming."""
+    state = context.state
+    forms = state.current is not None and state.current.formed is None
+    return _is_wanted(context) and state.planned is None and not forms
 
 
-def _wanted(context: Context) -> bool:
+def _is_wanted(context: Context) -> bool:
     return context.state.active or context.must_save()
 
 
-def _settled(current: Generation | None) -> bool:
-    return current is None or current.formed is not None
-
-
-def _awaits_members(context: Context) -> bool:
+def awaits_members(context: Context) -> bool:
     """Whether some who run the generation are yet to be heard by this manager: they would be planned around
     and not told to switch, and the steps that they hold lost."""
     current = context.state.current
     return current is not None and bool(context.awaited(vm_of(worker) for worker, _ in current.incarnations))
-
-
-def _usable(context: Context) -> dict[Incarnation, WorkerReport]:
-    """The workers that a plan may use, by incarnation."""
-    return versions.alike(context, _ready(context), partial(_enough, context))
-
-
-def _ready(context: Context) -> dict[Incarnation, WorkerReport]:
-    """The workers of all versions that some plan may use, in the order in which their VMs were requested.
-
-    To save what is held, also those that are to hand over will do: they live.
-    """
-    saves = context.must_save() or _only_saves(context)
-    return {
-        incarnation_of(worker): worker
-        for vm, worker in context.reports()
-        if (vm.status is VmStatus.JOINED or (saves and vm.joined)) and _is_usable(context, vm, worker)
-    }
-
-
-def _only_saves(context: Context) -> bool:
-    """Whether too few VMs stay to train on, and steps are held that no checkpoint has: they are saved before
-    the other VMs go."""
-    state = context.state
-    if not state.active or state.current is not None:
-        return False
-    if not any(vm.status is VmStatus.NOTICED for vm in state.live_vms):
-        return False
-    staying = {
-        vm.vm
-        for vm, worker in context.reports()
-        if vm.status is VmStatus.JOINED and _is_usable(context, vm, worker)
-    }
-    return len(staying) < context.spec.resources.min_nodes and context.held_step() > state.saved_step
-
-
-def _is_usable(context: Context, vm: Vm, worker: WorkerReport) -> bool:
-    state, incarnation = context.state, incarnation_of(worker)
-    if worker.phase not in _READY or has_ended(worker) or worker.worker in state.unfit:
-        return False
-    if state.has_failed(incarnation):
-        return False
-    if worker.phase is Phase.IDLE and (state.recipe is None or worker.graph_hash != state.recipe.graph_hash):
-        return False  # it has not traced the model under the recipe yet
-    if worker.phase is Phase.IDLE and not fitness.is_shown(state, worker):
-        return False
-    if context.observations.left_out.get(incarnation, context.now) > context.now:
-        return False
-    if vm.vm in context.observations.unheard:
-        return False
-    # With nothing running, a closed connection is reason enough not to count on a VM.
-    return state.current is not None or context.observations.last_reports[vm.vm].closed_at is None
 
 
 def _need(context: Context, incarnations: frozenset[Incarnation]) -> tuple[str, float] | None:
@@ -270,34 +152,6 @@ def _outlasted(context: Context) -> bool:
     return until is not None and context.now >= until > context.observations.reconsidered_at
 
 
-def _stays(context: Context, event: PlanComputed, asked: Planning | None) -> bool:
-    """Whether the plan that runs goes on: no other is worth more, or has copies that are wanted."""
-    if context.state.current is None or not event.stays or (asked is not None and not asked.reconsider):
-        return False
-    return event.plan is None or not copies.gains_copies(context, event.plan, event.workers)
-
-
-def _keep(context: Context, event: PlanComputed, asked: Planning | None) -> None:
-    """Go on with what runs; say so, unless the same was said of it last."""
-    current = context.state.current
-    assert current is not None, "what stays runs"
-    about = current.number, tuple((one.name, one.shape) for one in event.alternatives[:2])
-    cause, planned_for = "replanned", context.observations.planned_for
-    if asked is not None:
-        cause, planned_for = asked.cause, asked.incarnations
-    if about != context.observations.kept:
-        context.fact(
-            PlanKept(
-                at=context.now,
-                generation=current.number,
-                cause=cause,
-                until=event.best_until,
-                alternatives=event.alternatives,
-            )
-        )
-    context.note(planned_for=planned_for, cause=None, kept=about, kept_until=event.best_until)
-
-
 def _gathering(context: Context, incarnations: frozenset[Incarnation]) -> bool:
     """Whether more workers are about to be ready, so that one plan can take them all in."""
     ready = {vm_of(worker) for worker, _ in incarnations}
@@ -328,7 +182,7 @@ def _too_few(context: Context) -> None:
     if unfit:
         reason += f"; {len(unfit)} workers cannot meet the recipe: {unfit[-1]}"
     if state.current is None and (state.last_generation > state.started_after or unfit):
-        _say_impossible(context, reason)
+        say_impossible(context, reason)
     _hold_if_noticed(context, reason)
 
 
@@ -341,15 +195,9 @@ def _hold_if_noticed(context: Context, reason: str) -> None:
         context.fact(HoldChanged(at=context.now, hold=True, reason=reason))
 
 
-def _say_impossible(context: Context, reason: str) -> None:
-    if context.state.impossible != reason:
-        number = context.state.last_generation + 1
-        context.fact(PlanImpossible(at=context.now, generation=number, reason=reason))
-
-
 def _ask(
     context: Context,
-    usable: dict[Incarnation, WorkerReport],
+    usable: Mapping[Incarnation, WorkerReport],
     cause: str,
     detected_at: float,
     *,
@@ -358,7 +206,8 @@ def _ask(
 ) -> None:
     state = context.state
     generation = state.last_generation + 1
-    key = _key(state.job, generation, context.now)
+    # Asked again after a restart or a timeout, the question may be another: its key has the time in it.
+    key = f"{state.job}/plan/{generation}/{round(context.now * 1000)}"
     slots = tuple(slot_of(state, worker) for worker, _ in usable)
     ends_s = worth.ends_s(context, {vm_of(worker) for worker, _ in usable})
     context.command(
@@ -375,91 +224,11 @@ def _ask(
             risk=worth.risk(state, context.now, context.timing),
         )
     )
-    asked = Planning(generation, frozenset(usable), context.now, cause, detected_at, reconsider)
+    asked = Planning(key, generation, frozenset(usable), context.now, cause, detected_at, reconsider)
     context.note(planning=asked, retry_at=None)
 
 
-def _key(job: str, generation: int, asked_at: float) -> str:
-    """Asked again after a restart or a timeout, the question may be another: its key has the time in it."""
-    return f"{job}/plan/{generation}/{round(asked_at * 1000)}"
-
-
-def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked: Planning | None) -> None:
-    """Plan the generation, if all of its workers are still there."""
-    usable = _usable(context)
-    ready = {incarnation.worker: incarnation for incarnation in usable}
-    if any(worker not in ready for worker in event.workers) or _left_out_member(context, event, ready):
-        return
-    incarnations = tuple(ready[worker] for worker in event.workers)
-    # Raises for an invalid plan: that is a fault of our planner.
-    plan = Plan.from_json(value)
-    assert plan.num_workers == len(incarnations), "the planner names one worker for each rank"
-    if asked is not None and _is_about(event, asked):
-        considered = asked.incarnations
-    else:
-        considered = frozenset(incarnation for worker, incarnation in ready.items() if worker in event.asked)
-    # Asked before the answer is noted: after that, what was impossible before would seem to be so still.
-    saves_only = context.must_save() or _only_saves(context)
-    context.note(planned_for=considered)
-    if _is_same(context, value, incarnations):
-        context.note(cause=None)
-        return
-    cause, detected_at = (asked.cause, asked.detected_at) if asked is not None else ("replanned", context.now)
-    alternatives, best_until = event.alternatives, event.best_until
-    if event.stays:  # it was worth most to go on, but for the copies that the plan brings
-        alternatives = tuple(sorted(alternatives, key=lambda one: one.name == "running"))
-        best_until = None
-    context.fact(
-        GenerationPlanned(
-            at=context.now,
-            number=event.generation,
-            cause=cause,
-            plan=value,
-            members=(*incarnations, *_donors(context, incarnations, usable)),
-            predicted_s=event.predicted_s,
-            detected_at=detected_at,
-            decided_s=context.now - asked.asked_at if asked is not None else 0.0,
-            saves_only=saves_only,
-            best_until=best_until,
-            alternatives=alternatives,
-        )
-    )
-    context.note(cause=None, planning=None, kept=None, kept_until=None)
-
-
-def _left_out_member(context: Context, event: PlanComputed, ready: Mapping[str, Incarnation]) -> bool:
-    """Whether the question left out a worker of the plan that runs, on which one can count again: its notice
-    was withdrawn."""
-    current = context.state.current
-    if current is None:
-        return False
-    return any(
-        ready.get(incarnation.worker) == incarnation and incarnation.worker not in event.asked
-        for incarnation in current.incarnations
-    )
-
-
-def _is_same(context: Context, value: dict[str, Any], incarnations: tuple[Incarnation, ...]) -> bool:
-    """Whether the answer is what already runs, so that nothing needs to move."""
-    current = context.state.current
-    if current is None or context.fenced_off or set(incarnations) != set(current.incarnations):
-        return False
-    return {**value, "generation": 0} == {**current.plan, "generation": 0}
-
-
-def _donors(
-    context: Context, incarnations: tuple[Incarnation, ...], usable: Mapping[Incarnation, WorkerReport]
-) -> list[Incarnation]:
-    """Living workers outside the plan that may hold sections that others need."""
-    used = set(incarnations)
-    spoken = {usable[incarnation].trainer_protocol for incarnation in incarnations}
-    return [
-        incarnation_of(worker)
-        for _, worker in context.reports()
-        if worker.phase in _HOLDS_STATE
-        and worker.trainer_protocol in spoken
-        and worker.generation > 0
-        and incarnation_of(worker) not in used
-        and not context.is_away(incarnation_of(worker))
-        and context.observations.left_out.get(incarnation_of(worker), context.now) <= context.now
-    ]
+def say_impossible(context: Context, reason: str) -> None:
+    if context.state.impossible != reason:
+        number = context.state.last_generation + 1
+        context.fact(PlanImpossible(at=context.now, generation=number, reason=reason))

@@ -236,7 +236,7 @@ def _ready(context: Context) -> list[WorkerReport]:
         and not has_ended(worker)
         and not context.is_away(incarnation_of(worker))
         and worker.worker not in context.state.unfit
-        and context.observations.left_out.get(incarnation_of(worker), context.now) <= context.now
+        and not context.is_left_out(incarnation_of(worker))
     ]
     return [worker for worker in ready if worker.profiling is not None] or ready
 

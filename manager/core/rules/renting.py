@@ -7,14 +7,14 @@ one of them lives: a region, and a zone of it unless the job file lists several.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 
-from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ...spec.resources import CLOUDS
 from ..commands import RequestVm
 from ..context import Context
-from ..cost import hourly_ceiling, price_of
+from ..cost import price_of
 from ..events import AttemptFailed, AttemptSucceeded, ConsoleRead
 from ..facts import (
     AttemptMade,
@@ -27,7 +27,7 @@ from ..facts import (
     VmRequested,
 )
 from ..fold.renting import origin_of, place_of
-from ..vms import Vm, VmStatus
+from ..vms import VmStatus
 from . import growth, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"
@@ -35,9 +35,9 @@ _NOT_WANTED = "its market is not wanted now"
 
 def take(context: Context) -> None:
     """The provider's answers."""
-    event, spec = context.event, context.state.spec
-    if isinstance(event, ConsoleRead) and spec is not None and context.state.active:
-        _stops_asking(context, spec.resources, event.text)
+    event = context.event
+    if isinstance(event, ConsoleRead) and context.state.active:
+        _stops_asking(context, event.text)
     if not isinstance(event, AttemptSucceeded | AttemptFailed):
         return
     vm = context.state.vms.get(event.vm)
@@ -55,8 +55,7 @@ def request(context: Context, names: Sequence[str], most: int) -> None:
 
     `most`: how many the job may have besides, whether or not they are asked for now.
     """
-    spec = context.spec
-    if _stops_asking(context, spec.resources):
+    if _stops_asking(context):
         return
     why, why_not_rented, num_rented = "", "", None
     for name in names:
@@ -77,23 +76,24 @@ def request(context: Context, names: Sequence[str], most: int) -> None:
         context.fact(VmRequested(at=context.now, vm=name))
         _attempt(context, name, 1, *offer)
     context.note(why_no_vm=why)
-    if why == spending.SPENT and len(context.state.counted_vms) < spec.resources.min_nodes:
-        spending.order_stop(context, f"its budget of {spec.resources.budget:g} USD pays for no more VMs")
+    resources = context.spec.resources
+    if why == spending.SPENT and len(context.state.counted_vms) < resources.min_nodes:
+        spending.order_stop(context, f"its budget of {resources.budget:g} USD pays for no more VMs")
 
 
 def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] | str:
     """The offer to take for one more VM, and its price; or why there is none. `rents`: also of clouds."""
-    spec, faults = context.spec, dict[str, None]()
-    if not spec.resources.clouds:
+    resources, faults = context.spec.resources, dict[str, None]()
+    if not resources.clouds:
         free = Price(hourly=0.0, ceiling=0.0, at=context.now, source="nobody bills")
-        return Offer(placement=Placement(provider=spec.resources.providers[0]), price=free), free
+        return Offer(placement=Placement(provider=resources.providers[0]), price=free), free
     if context.observations.offers is None:
         return "prices are not known yet"
     for offer in context.observations.offers:
         if not rents and offer.placement.provider in CLOUDS:
             continue
-        price = price_of(spec.resources, offer, context.now)
-        found = _fault(context, spec.resources, offer, price)
+        price = price_of(resources, offer, context.now)
+        found = _fault(context, offer, price)
         if not found and price is not None:
             return offer, price
         faults[found] = None
@@ -107,29 +107,26 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] |
 
 def _to_be_had(context: Context, offer: Offer, price: Price, most: int) -> int:
     """How many of `most` VMs the caps allow, if each costs as much as this one."""
-    resources, hourly = context.spec.resources, hourly_ceiling(context.state)
+    resources = context.spec.resources
     if offer.placement.market is Market.ON_DEMAND and resources.spot:
-        most = min(most, resources.on_demand_nodes - sum(map(_is_on_demand, context.state.counted_vms)))
-    low, high = 1, most + 1  # what was offered can be had
-    while high - low > 1:
-        middle = (low + high) // 2
-        if spending.fault(context, resources, middle * price.ceiling, hourly):
-            high = middle
-        else:
-            low = middle
-    return low
+        most = min(most, resources.on_demand_nodes - _num_on_demand(context))
+
+    def is_too_much(num_vms: int) -> bool:
+        return bool(spending.fault(context, num_vms * price.ceiling))
+
+    return 1 + bisect_left(range(2, most + 1), True, key=is_too_much)  # what was offered can be had
 
 
 def _attempt(context: Context, vm: str, number: int, offer: Offer, price: Price) -> None:
-    spec = context.spec
-    bid = spec.resources.max_price if offer.placement.market is Market.SPOT else None
+    resources = context.spec.resources
+    bid = resources.max_price if offer.placement.market is Market.SPOT else None
     attempt = Attempt(
         vm=vm,
         number=number,
         placement=offer.placement,
         max_price=bid,
-        image=spec.resources.image_of(offer.placement.provider) or "",
-        disk_gb=spec.resources.disk_gb,
+        image=resources.image_of(offer.placement.provider) or "",
+        disk_gb=resources.disk_gb,
         num_gpus=offer.num_gpus,
     )
     url = context.observations.manager_url
@@ -154,8 +151,7 @@ def _refused(context: Context, attempt: Attempt, event: AttemptFailed) -> None:
         return
     offer = next_offer(context) if is_cloud and state.active and kind is not RefusalKind.ENDED else ""
     if isinstance(offer, str):
-        gone = is_cloud and kind is not RefusalKind.ENDED
-        if gone:
+        if is_cloud and kind is not RefusalKind.ENDED:
             fact = VmEnded(at=context.now, vm=attempt.vm, reason=EndReason.REQUEST_FAILED, detail=event.error)
             context.fact(fact)
         else:
@@ -167,17 +163,17 @@ def _refused(context: Context, attempt: Attempt, event: AttemptFailed) -> None:
 # ---- what is wrong with an offer ---------------------------------------------------------------------------
 
 
-def _fault(context: Context, resources: Resources, offer: Offer, price: Price | None) -> str:
+def _fault(context: Context, offer: Offer, price: Price | None) -> str:
     """Why the offer cannot be taken now; empty if it can."""
-    placement = offer.placement
+    resources, placement = context.spec.resources, offer.placement
     if placement.provider not in resources.providers:
         return f"{placement.provider} is not in resources.provider"
-    untried = _never_join(context, resources, placement) or _on_trial(context, resources, placement)
+    untried = _never_join(context, placement) or _on_trial(context, placement)
     if untried:
         return untried
-    if not _is_on_site(context, resources, placement):
+    if not _is_on_site(context, placement):
         return "no other place is asked while VMs of the job live in one"
-    if placement.market is Market.ON_DEMAND and not _on_demand_allowed(context, resources, placement):
+    if placement.market is Market.ON_DEMAND and not _on_demand_allowed(context, placement):
         return _NOT_WANTED
     if placement.market is Market.SPOT and not resources.spot:
         return _NOT_WANTED
@@ -187,25 +183,24 @@ def _fault(context: Context, resources: Resources, offer: Offer, price: Price | 
     if price is None:
         what = f"{placement.instance_type} of {placement.provider}"
         return f"no price is known for {what}: resources.hourly_price says one"
-    return spending.fault(context, resources, price.ceiling, hourly_ceiling(context.state))
+    return spending.fault(context, price.ceiling)
 
 
-def _is_on_site(context: Context, resources: Resources, placement: Placement) -> bool:
-    for other in _sites(context):
+def _is_on_site(context: Context, placement: Placement) -> bool:
+    several_zones = len(context.spec.resources.zones_of(placement.provider)) > 1
+    for vm in context.state.live_vms:
+        if vm.attempt is None or vm.attempted_at is None:
+            continue
+        other = vm.attempt.placement
         if (other.provider, other.region) != (placement.provider, placement.region):
             return False
-        if other.zone != placement.zone and len(resources.zones_of(placement.provider)) < 2:
+        if other.zone != placement.zone and not several_zones:
             return False
     return True
 
 
-def _sites(context: Context) -> Iterator[Placement]:
-    for vm in context.state.live_vms:
-        if vm.attempt is not None and vm.attempted_at is not None:
-            yield vm.attempt.placement
-
-
-def _on_demand_allowed(context: Context, resources: Resources, placement: Placement) -> bool:
+def _on_demand_allowed(context: Context, placement: Placement) -> bool:
+    resources = context.spec.resources
     if not resources.spot or placement.provider not in resources.clouds:
         return True
     absent_since = context.state.spot_absent_since
@@ -213,13 +208,12 @@ def _on_demand_allowed(context: Context, resources: Resources, placement: Placem
         return False
     if context.elapsed_s(absent_since) < resources.on_demand_after_s:
         return False
-    return sum(_is_on_demand(vm) for vm in context.state.counted_vms) < resources.on_demand_nodes
+    return _num_on_demand(context) < resources.on_demand_nodes
 
 
-def _is_on_demand(vm: Vm) -> bool:
-    if vm.attempt is None or vm.attempted_at is None:
-        return False
-    return vm.attempt.placement.market is Market.ON_DEMAND
+def _num_on_demand(context: Context) -> int:
+    attempts = [vm.attempt for vm in context.state.counted_vms if vm.attempted_at is not None]
+    return sum(it is not None and it.placement.market is Market.ON_DEMAND for it in attempts)
 
 
 def _backed_off(context: Context, placement: Placement) -> str:
@@ -238,18 +232,19 @@ def _backed_off(context: Context, placement: Placement) -> str:
 # ---- asking stops ------------------------------------------------------------------------------------------
 
 
-def _origin(context: Context, resources: Resources, provider: str) -> str:
+def _origin(context: Context, provider: str) -> str:
     """Of a VM that would be asked for there now."""
-    return origin_of(provider, resources.image_of(provider) or "", context.observations.manager_url)
+    image = context.spec.resources.image_of(provider) or ""
+    return origin_of(provider, image, context.observations.manager_url)
 
 
-def _on_trial(context: Context, resources: Resources, placement: Placement) -> str:
+def _on_trial(context: Context, placement: Placement) -> str:
     """Why no other VM of a cloud is asked for beside one that is on its way; empty if one may be.
 
     The first is tried alone until it joins, and so are those after one that did not.
     """
     provider, state = placement.provider, context.state
-    origin = _origin(context, resources, provider)
+    origin = _origin(context, provider)
     if provider not in CLOUDS or (origin in state.joined_from and origin not in state.not_joined):
         return ""
     for vm in state.live_vms:
@@ -261,26 +256,26 @@ def _on_trial(context: Context, resources: Resources, placement: Placement) -> s
     return ""
 
 
-def _never_join(context: Context, resources: Resources, placement: Placement) -> str:
+def _never_join(context: Context, placement: Placement) -> str:
     """Why no more VMs are asked for there; empty if the last of them joined, or too few did not."""
-    found = context.state.not_joined.get(_origin(context, resources, placement.provider))
+    found = context.state.not_joined.get(_origin(context, placement.provider))
     if found is None or found.count < context.timing.max_never_joined:
         return ""
     return f"{found.count} VMs in a row were rented and did not join"
 
 
-def _stops_asking(context: Context, resources: Resources, console: str | None = None) -> bool:
+def _stops_asking(context: Context, console: str | None = None) -> bool:
     """Whether a person is asked instead: all that could be had is not allowed, or never joins.
 
     `console`: of the last VM that did not join, once it was read; that is waited for for a while.
     """
-    state = context.state
-    if not resources.clouds or context.observations.unanswered or _trains(context, resources):
+    state, resources = context.state, context.spec.resources
+    if not resources.clouds or context.observations.unanswered or _trains(context):
         return False
     spot_alone = resources.spot and not resources.on_demand_nodes
     offers = [offer.placement for offer in context.observations.offers or ()]
     wanted = [place for place in offers if place.market is Market.SPOT or not spot_alone]
-    never = [_never_join(context, resources, place) for place in wanted]
+    never = [_never_join(context, place) for place in wanted]
     refused = [state.refusals.get(place_of(place, RefusalKind.NOT_ALLOWED)) for place in wanted]
     reasons = [refusal.message if refusal else why for refusal, why in zip(refused, never, strict=True)]
     if not reasons or not all(reasons):
@@ -294,10 +289,10 @@ def _stops_asking(context: Context, resources: Resources, console: str | None = 
     return True
 
 
-def _trains(context: Context, resources: Resources) -> bool:
+def _trains(context: Context) -> bool:
     """Whether VMs that live may train, or may come to."""
     state = context.state
     if state.current is not None or any(vm.status is VmStatus.REQUESTED for vm in state.live_vms):
         return True
     staying = [vm for vm in state.live_vms if vm.status is not VmStatus.NOTICED]
-    return bool(state.live_vms) and len(staying) >= resources.min_nodes
+    return bool(state.live_vms) and len(staying) >= context.spec.resources.min_nodes

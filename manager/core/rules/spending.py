@@ -7,7 +7,6 @@ more than that is left it saves and stops; when it has no time left to save eith
 
 from __future__ import annotations
 
-from ...spec.job_spec import Resources
 from ..context import Context
 from ..cost import hourly_ceiling, is_ahead, spent_by
 from ..events import ManagerStarted, ReleaseRefused, Tick
@@ -19,16 +18,17 @@ _ROUNDING = 1e-9
 _NOTED_PART = 0.01  # of a budget: so many notes in the journal at most
 
 
-def fault(context: Context, resources: Resources, ceiling: float, hourly: float) -> str:
-    """Why a VM of this ceiling would be too much beside those that cost `hourly`; empty if it would not."""
-    most, budget, timing = resources.max_hourly_cost, resources.budget, context.timing
-    if most is not None and hourly + ceiling > most + _ROUNDING:
+def fault(context: Context, ceiling: float) -> str:
+    """Why VMs of this ceiling would be too much beside those that there are; empty if they would not."""
+    resources, hourly = context.spec.resources, hourly_ceiling(context.state) + ceiling
+    most, budget = resources.max_hourly_cost, resources.budget
+    if most is not None and hourly > most + _ROUNDING:
         return f"one more VM would pass resources.max_hourly_cost ({most:g} USD)"
     if budget is None:
         return ""
     left = budget - spent_by(context.state, context.now).at_most
-    paid_s = timing.least_paid_s + _slow_release_s(context)
-    return SPENT if (hourly + ceiling) * paid_s / 3600.0 > left + _ROUNDING else ""
+    paid_s = context.timing.least_paid_s + _slow_release_s(context)
+    return SPENT if hourly * paid_s / 3600.0 > left + _ROUNDING else ""
 
 
 def take(context: Context) -> None:

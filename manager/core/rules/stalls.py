@@ -25,9 +25,8 @@ from .. import silence
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick
 from ..facts import EndReason, GenerationStalled, Resumption, StacksTaken, WorkerFailed
-from ..observations import NoProgress, Observations
-from ..state import Generation, JobState, Stall
-from ..timing import Timing
+from ..observations import NoProgress
+from ..state import Generation, Stall
 from ..vms import Vm
 from . import generations, waiting
 
@@ -53,12 +52,13 @@ def watch(context: Context) -> None:
     for vm, worker in context.reports():
         _replace_stalled(context, vm, worker)
     current = context.state.current
-    free_s = (
-        generations.forms_since(context, current) if current is not None and current.formed is None else 0.0
-    )
-    found = no_progress(context.state, context.observations, context.now, context.timing)
+    if current is None:
+        context.note(no_progress=None)
+        return
+    free_s = generations.forms_since(context, current) if current.formed is None else 0.0
+    found = _no_progress(context, current)
     context.note(no_progress=found)
-    if current is not None and not context.dead(current.members):
+    if not context.dead(current.members):
         _watch_generation(context, current, found, free_s)
 
 
@@ -78,85 +78,69 @@ def record_stacks(context: Context) -> None:
                 )
 
 
-def no_progress(state: JobState, observations: Observations, now: float, timing: Timing) -> NoProgress | None:
+def _no_progress(context: Context, current: Generation) -> NoProgress | None:
     """For how long the open generation made none; None if no member is to make progress."""
-    current = state.current
-    if current is None or observations.isolated_since is not None:
-        return None
-    judged = _judged(state, observations, current)
+    observations, judged = context.observations, _judged(context, current)
     incarnations = judged.incarnations if judged.formed is not None else judged.members
-    reports = [(incarnation, observations.report_of(incarnation)) for incarnation in incarnations]
-    active = {incarnation.worker: r for incarnation, r in reports if r is not None and _works_in(r, judged)}
+    reports = context.reports_of(incarnations)
+    active = [incarnation_of(report) for report in reports if _works_in(report, judged)]
     if judged.formed is not None and not active:
         return None
     # Work that a member still does for the generation before is no progress in forming this one.
-    counted = (
-        incarnations
-        if judged.formed is not None
-        else [incarnation for incarnation in incarnations if incarnation.worker in active]
-    )
-    moved_at = max(
-        (observations.moved_at(incarnation) for incarnation in counted), default=observations.started_at
-    )
-    standing = {name: where for name in active if (where := observations.at_of(name)) is not None}
-    bound = _bound(state, observations, judged, set(standing.values()), timing)
+    moved_at = observations.moved_at(*(incarnations if judged.formed is not None else active))
+    standing = {name: where for name, _ in active if (where := observations.at_of(name)) is not None}
+    bound = _bound(context, judged, set(standing.values()))
     if judged.formed is None:
-        late = (r for _, r in reports if r is not None and _leaves_closed(state, r))
-        bound = _longest(bound, *(_closed_bound(state, observations, r, timing) for r in late))
+        late = [report for report in reports if _leaves_closed(context, report)]
+        bound = _longest(bound, *(_closed_bound(context, report) for report in late))
     told = {name: where.value for name, where in standing.items()}
-    return NoProgress(now - moved_at, bound.seconds, bound.name, told)
+    return NoProgress(context.now - moved_at, bound.seconds, bound.name, told)
 
 
-def _judged(state: JobState, observations: Observations, current: Generation) -> Generation:
+def _judged(context: Context, current: Generation) -> Generation:
     """Whose progress counts: the generation before, until its members are free to form the open one."""
-    if current.formed is not None or (
-        observations.forming is not None and observations.forming[0] == current.number
-    ):
+    forming = context.observations.forming
+    if current.formed is not None or (forming is not None and forming[0] == current.number):
         return current
-    return silence.stepping_generation(state) or current
+    return silence.stepping_generation(context.state) or current
 
 
 def _works_in(worker: WorkerReport, generation: Generation) -> bool:
     return worker.generation == generation.number and worker.phase in _WORKS
 
 
-def _bound(
-    state: JobState, observations: Observations, current: Generation, standing: set[At], timing: Timing
-) -> _Bound:
+def _bound(context: Context, current: Generation, standing: set[At]) -> _Bound:
     """For how long the open generation may make no progress."""
     if current.formed is None:
-        bound = _Bound(timing.form_timeout_s, "form_timeout_s")
+        bound = _Bound(context.timing.form_timeout_s, "form_timeout_s")
     else:
-        bound = _step_bound(observations, current, observations.newest_step, timing)
-    return _waiting_bound(bound, standing, timing).times(
-        2 ** _doublings(state, observations, current, timing)
-    )
+        bound = _step_bound(context, current, context.observations.newest_step)
+    return _waiting_bound(context, bound, standing).times(2 ** _doublings(context, current))
 
 
-def _leaves_closed(state: JobState, worker: WorkerReport) -> bool:
+def _leaves_closed(context: Context, worker: WorkerReport) -> bool:
     """Whether the worker is in a generation that is closed."""
-    return worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= state.abandoned
+    return worker.phase in (Phase.FORMING, Phase.RUNNING) and 0 < worker.generation <= context.state.abandoned
 
 
-def _closed_bound(
-    state: JobState, observations: Observations, worker: WorkerReport, timing: Timing
-) -> _Bound:
+def _closed_bound(context: Context, worker: WorkerReport) -> _Bound:
     """For how long a member of a closed generation may make no progress, by what it is at: it sees only
     between two operations that the generation is closed, and the next one waits for it."""
-    generation = next((g for g in reversed(state.history) if g.number == worker.generation), None)
+    timing, history = context.timing, context.state.history
+    generation = next((g for g in reversed(history) if g.number == worker.generation), None)
     bound = _Bound(timing.progress_floor_s, "progress_floor_s")
     if generation is not None:
-        bound = _step_bound(observations, generation, worker.step, timing)
-        bound = bound.times(2 ** _doublings(state, observations, generation, timing))
+        bound = _step_bound(context, generation, worker.step).times(2 ** _doublings(context, generation))
     if worker.phase is Phase.FORMING:
         bound = _longest(bound, _Bound(timing.form_timeout_s, "form_timeout_s"))
-    where = observations.at_of(worker.worker)
-    return _waiting_bound(bound, {where} if where is not None else set(), timing)
+    where = context.observations.at_of(worker.worker)
+    return _waiting_bound(context, bound, {where} if where is not None else set())
 
 
-def _step_bound(observations: Observations, generation: Generation, step: int, timing: Timing) -> _Bound:
+def _step_bound(context: Context, generation: Generation, step: int) -> _Bound:
     """From what its steps were predicted and measured to take; longer until its first step is done."""
-    step_s = max(generation.predicted_s or 0.0, observations.measured_s(generation.number))
+    timing = context.timing
+    step_s = max(generation.predicted_s or 0.0, context.observations.measured_s(generation.number))
     bound = _longest(
         _Bound(timing.progress_floor_s, "progress_floor_s"),
         _Bound(timing.progress_factor * step_s, "progress_factor"),
@@ -166,8 +150,9 @@ def _step_bound(observations: Observations, generation: Generation, step: int, t
     return bound
 
 
-def _waiting_bound(bound: _Bound, standing: set[At], timing: Timing) -> _Bound:
+def _waiting_bound(context: Context, bound: _Bound, standing: set[At]) -> _Bound:
     """The bound, where some wait for what lies outside the job, or perhaps do."""
+    timing = context.timing
     if At.DATA in standing:
         bound = _longest(_Bound(timing.data_wait_s, "data_wait_s"), bound)
     if At.STORE in standing or At.OTHER in standing:
@@ -180,21 +165,21 @@ def _longest(*bounds: _Bound) -> _Bound:
     return max(bounds, key=lambda bound: bound.seconds)
 
 
-def _doublings(state: JobState, observations: Observations, generation: Generation, timing: Timing) -> int:
+def _doublings(context: Context, generation: Generation) -> int:
     """How many generations before this one made no progress at the step that it is to do.
 
     It does not matter which members were suspected: each host in turn may need longer for one operation than
     was predicted.
     """
-    stall = state.stall
-    if stall is None or observations.newest_step > stall.step:
+    stall = context.state.stall
+    if stall is None or context.observations.newest_step > stall.step:
         return 0
     repeats = stall.doublings + (1 if stall.generation < generation.number else 0)
-    return min(repeats, timing.max_stalls - 1)
+    return min(repeats, context.timing.max_stalls - 1)
 
 
 def _watch_generation(context: Context, current: Generation, found: NoProgress | None, free_s: float) -> None:
-    judged = _judged(context.state, context.observations, current)
+    judged = _judged(context, current)
     lasted_s = found.lasted_s if found is not None else 0.0
     if judged.formed is None:
         lasted_s = min(lasted_s, free_s)
@@ -209,9 +194,9 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
     all_came = stall is not None and stall.seen >= {worker for worker, _ in current.incarnations}
     if stall is not None and (all_came or context.now - asked[1] >= context.timing.stacks_s):
         for_s = max(context.timing.left_out_s, 2 * context.timing.progress_floor_s)
-        generations.leave_out(context, [m for m in current.members if m.worker in stall.suspects], for_s)
+        context.leave_out([m for m in current.members if m.worker in stall.suspects], for_s)
         if judged.formed is None:
-            generations.leave_out(context, generations.idle_members(context, current))
+            context.leave_out(generations.idle_members(context, current))
         what = "did not form: " if current.formed is None else ""
         generations.close(context, f"{what}no progress for {lasted_s:.0f} s", context.now)
         if context.state.active and stall.doublings + 1 >= context.timing.max_stalls:
@@ -237,7 +222,7 @@ def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, la
             bound_s=found.bound_s,
             standing=dict(found.standing),
             suspects=_suspects(context, current, found),
-            doublings=_doublings(context.state, context.observations, current, context.timing),
+            doublings=_doublings(context, current),
         )
     )
 
@@ -245,7 +230,7 @@ def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, la
 def _suspects(context: Context, current: Generation, found: NoProgress) -> tuple[str, ...]:
     """Those whose own work is stalled while others wait; nobody, if all work or all wait."""
     own = tuple(name for name, where in found.standing.items() if At(where) in _OWN_WORK)
-    members = {worker for worker, _ in _judged(context.state, context.observations, current).incarnations}
+    members = {worker for worker, _ in _judged(context, current).incarnations}
     return own if members - set(own) else ()
 
 
@@ -289,6 +274,6 @@ def _own_bound_s(context: Context, worker: WorkerReport) -> tuple[float | None, 
     if worker.phase is Phase.PROFILING:
         waits = context.observations.at_of(worker.worker) is At.MEMBERS  # whom it waits for is judged first
         return context.timing.profile_wait_s * (2 if waits else 1), False
-    if _leaves_closed(context.state, worker):
-        return _closed_bound(context.state, context.observations, worker, context.timing).seconds, True
+    if _leaves_closed(context, worker):
+        return _closed_bound(context, worker).seconds, True
     return None, False

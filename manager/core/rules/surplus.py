@@ -69,10 +69,10 @@ def _is_unused(context: Context, vm: Vm, current: Generation) -> bool:
 
 def _is_known(context: Context, vm: Vm) -> bool:
     """Whether all of its workers are among those about which the planner has given its answer."""
-    observations, last_report = context.observations, context.observations.last_reports.get(vm.vm)
-    if last_report is None or vm.vm in observations.unheard or not last_report.report.workers:
+    observations, workers = context.observations, context.observations.workers_on(vm.vm)
+    if not workers or vm.vm in observations.unheard:
         return False
-    return all(incarnation_of(worker) in observations.planned_for for worker in last_report.report.workers)
+    return all(incarnation_of(worker) in observations.planned_for for worker in workers)
 
 
 def _used(context: Context, num_vms: int) -> int:

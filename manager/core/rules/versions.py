@@ -10,7 +10,7 @@ so they are while others measure the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
@@ -19,32 +19,27 @@ from ..events import Tick
 from ..facts import HoldChanged, WorkerFailed
 from ..observations import Tries
 from ..state import Incarnation, vm_of
-from . import ending, generations
+from . import candidates, ending, generations
 
 OUTDATED = "outdated"
 """The kind of failure of a trainer that is ended only because it is of an older version than its peers."""
-
-Enough = Callable[[Iterable[Incarnation]], bool]
-"""Whether these workers may train."""
 
 _RETRY_S = 300.0  # before a protocol that made no step wins a tie again; doubles each time
 _WAITS = (Phase.IDLE, Phase.BROKEN, Phase.LEFT, Phase.HELD)
 
 
-def alike(
-    context: Context, usable: Mapping[Incarnation, WorkerReport], enough: Enough
-) -> dict[Incarnation, WorkerReport]:
+def alike(context: Context, usable: Mapping[Incarnation, WorkerReport]) -> dict[Incarnation, WorkerReport]:
     """Those of `usable` that one generation can have."""
     found = _by_protocol(usable)
     if len(found) < 2:
         return dict(usable)
     running = _running(context)
-    if running in found and enough(found[running]):
+    if running in found and candidates.enough(context, found[running]):
         return found[running]
-    return found[_best(context, found, enough)]
+    return found[_best(context, found)]
 
 
-def give_way(context: Context, usable: Mapping[Incarnation, WorkerReport], enough: Enough) -> bool:
+def give_way(context: Context, usable: Mapping[Incarnation, WorkerReport]) -> bool:
     """Have the generation that runs save and close when newer trainers wait on as many VMs as it has.
 
     So it does when a notice leaves too few of its own. Whether it is about to: nothing else is planned until
@@ -54,9 +49,10 @@ def give_way(context: Context, usable: Mapping[Incarnation, WorkerReport], enoug
     if running is None or state.current is None or state.planned is not None or not state.active:
         return False
     found = _by_protocol(usable)
-    newest = _best(context, found, enough) if found else running
+    newest = _best(context, found) if found else running
     if context.noticed(state.current.incarnations):
-        if enough(found.get(running, {})) or not enough(found.get(newest, {})):
+        answered = candidates.enough(context, found.get(running, {}))
+        if answered or not candidates.enough(context, found.get(newest, {})):
             return False  # its own trainers answer the notice, or nobody does
         gives, reason = True, f"a notice leaves too few trainers of protocol {running} for another generation"
     else:
@@ -156,10 +152,11 @@ def _by_protocol(usable: Mapping[Incarnation, WorkerReport]) -> dict[int, dict[I
     return found
 
 
-def _best(context: Context, found: Mapping[int, Mapping[Incarnation, WorkerReport]], enough: Enough) -> int:
+def _best(context: Context, found: Mapping[int, Mapping[Incarnation, WorkerReport]]) -> int:
     """The protocol whose trainers would go on if nothing ran."""
 
     def worth(number: int) -> tuple[bool, int, bool, int]:
-        return enough(found[number]), _num_vms(found[number]), not _failing(context, number), number
+        alike = found[number]
+        return candidates.enough(context, alike), _num_vms(alike), not _failing(context, number), number
 
     return max(found, key=worth)

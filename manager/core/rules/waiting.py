@@ -9,7 +9,7 @@ from __future__ import annotations
 from .. import worth
 from ..context import Context
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
-from ..facts import EndReason, GenerationClosed, HoldChanged, JobResumed, PersonNeeded, Resumption
+from ..facts import EndReason, HoldChanged, JobResumed, PersonNeeded, Resumption
 from . import ending, fitness, starting
 
 
@@ -91,7 +91,7 @@ def _stuck(context: Context, event: CommandStuck) -> None:
         wait(context, reason, (Resumption.AGAIN,))
         return
     # The open generation goes on without the change; `planning` asks for another soon.
-    context.fact(GenerationClosed(at=context.now, number=event.generation, reason=reason))
+    context.close_planned(reason)
     context.note(planned_for=frozenset())
 
 
@@ -103,9 +103,7 @@ def wait(
     console: str = "",
 ) -> None:
     """The job waits until a person gives one of these answers. `console`: as in `PersonNeeded`."""
-    planned = context.state.planned
-    if planned is not None:
-        context.fact(GenerationClosed(at=context.now, number=planned.number, reason=reason))
+    context.close_planned(reason)
     if context.state.stop_ordered_at is not None:
         ending.end_stopped(context, reason)
         return
