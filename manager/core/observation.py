@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...protocol.messages import Phase, Report, WorkerReport
@@ -19,7 +19,7 @@ from .events import (
     Tick,
 )
 from .observations import LastReport, Observations
-from .state import Generation, JobState, vm_of
+from .state import JobState, vm_of
 from .timing import Timing
 
 _SUSPENDED_S = 2.0  # ticks are 0.25 s apart, and up to a second more after a long decision
@@ -79,59 +79,35 @@ def _heard(
     state: JobState, observations: Observations, events: Iterable[Event], now: float, timing: Timing
 ) -> Observations:
     """What reports and closed connections change."""
-    last_reports: dict[str, LastReport] = {}
-    reported: set[str] = set()
-    stepped_at: float | None = None
+    last_reports = dict(observations.last_reports)
+    news: list[tuple[LastReport | None, LastReport]] = []  # what each VM said before, and says now
     closed = False
-    newest_step, measured = observations.newest_step, observations.measured
-    members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
-    forming = state.current.number if state.current is not None and state.current.formed is None else None
-    stepping = silence.stepping_generation(state)
     for event in events:
         if isinstance(event, ConnectionClosed):
-            last_report = last_reports.get(event.vm) or observations.last_reports.get(event.vm)
-            if last_report is not None and last_report.closed_at is None:
-                last_reports[event.vm] = replace(last_report, closed_at=event.now)
+            before = last_reports.get(event.vm)
+            if before is not None and before.closed_at is None:
+                last_reports[event.vm] = replace(before, closed_at=event.now)
                 closed = True
-        elif isinstance(event, ReportReceived):
-            report = event.report
-            vm = state.vms.get(report.vm)
-            last_report = last_reports.get(report.vm) or observations.last_reports.get(report.vm)
-            if (
-                vm is None
-                or not vm.live
-                or (last_report is not None and report.sequence <= last_report.report.sequence)
-            ):
-                continue
-            last_reports[report.vm] = LastReport(
-                report, event.now, moved=_moved(last_report, report, event.now)
-            )
-            if report.metrics:
-                measured = report.metrics[-1].generation, report.metrics[-1].seconds
-            reported.add(report.vm)
-            steps = [
-                worker.step
-                for worker in report.workers
-                if _steps_on(members, worker)
-                and worker.generation != forming
-                and worker.generation > state.discarded
-            ]
-            newest_step = max([newest_step, *steps])
-            if (
-                stepping is not None
-                and last_report is not None
-                and _has_stepped(stepping, last_report.report, report)
-            ):
-                stepped_at = event.now
-    if not last_reports:
+        elif isinstance(event, ReportReceived) and event.report.vm in state.vms.live:
+            report, before = event.report, last_reports.get(event.report.vm)
+            if before is None or report.sequence > before.report.sequence:
+                latest = LastReport(report, event.now, moved=_moved(before, report, event.now))
+                last_reports[report.vm] = latest
+                news.append((before, latest))
+    if not news and not closed:
         return observations
-    observations = observations.with_last_reports({**observations.last_reports, **last_reports})
-    observations = replace(observations, newest_step=newest_step, measured=measured)
-    if stepped_at is not None:
-        observations = replace(observations, stepped_at=stepped_at)
+    steps = [w.step for _, latest in news for w in latest.report.workers if _is_newest(state, w)]
+    metrics = [latest.report.metrics[-1] for _, latest in news if latest.report.metrics]
+    stepped_at = [latest.at for before, latest in news if _has_stepped(state, before, latest)]
+    observations = replace(
+        observations.with_last_reports(last_reports),
+        newest_step=max([observations.newest_step, *steps]),
+        measured=(metrics[-1].generation, metrics[-1].seconds) if metrics else observations.measured,
+        stepped_at=stepped_at[-1] if stepped_at else observations.stepped_at,
+    )
     if closed and _most_dropped(state, observations, now, timing):
         observations = replace(observations, dropped_at=now)
-    return silence.heard_again(observations, reported, now)
+    return silence.heard_again(observations, {latest.report.vm for _, latest in news}, now)
 
 
 def _moved(before: LastReport | None, report: Report, now: float) -> tuple[float, ...]:
@@ -157,29 +133,32 @@ def _marks(report: Report) -> list[tuple[object, ...]]:
     ]
 
 
-def _has_stepped(stepping: Generation, before: Report, report: Report) -> bool:
-    """Whether a worker of the VM reports a step of the generation that it did not before."""
-    known = {worker.worker: worker.step for worker in before.workers}
+def _is_newest(state: JobState, worker: WorkerReport) -> bool:
+    """Whether the worker's step is one of the surviving history, as far as can be told."""
+    current = state.current
+    if current is None or worker.phase not in _STEPPED or worker.generation <= state.discarded:
+        return False
+    forming = current.formed is None and worker.generation == current.number
+    return not forming and any(worker.worker == member for member, _ in current.members)
+
+
+def _has_stepped(state: JobState, before: LastReport | None, latest: LastReport) -> bool:
+    """Whether a worker of the VM reports a step of the generation that steps that it did not before."""
+    stepping = silence.stepping_generation(state)
+    if stepping is None or before is None:
+        return False
+    known = {worker.worker: worker.step for worker in before.report.workers}
     return any(
         worker.generation == stepping.number
         and worker.phase in _STEPPED
         and worker.step > known.get(worker.worker, worker.step)
-        for worker in report.workers
+        for worker in latest.report.workers
     )
 
 
 def _most_dropped(state: JobState, observations: Observations, now: float, timing: Timing) -> bool:
     """Whether the connections of most VMs closed within a lease: no sign that any one of them is gone."""
     joined = [vm.vm for vm in state.live_vms if vm.joined]
-    closed = [
-        last_report.closed_at
-        for vm in joined
-        if (last_report := observations.last_reports.get(vm)) is not None
-    ]
+    closed = [last_report.closed_at for vm in joined if (last_report := observations.last_reports.get(vm))]
     together = sum(at is not None and now - at < timing.vm_lease_s for at in closed)
     return 2 * together > len(joined)
-
-
-def _steps_on(members: Collection[str], worker: WorkerReport) -> bool:
-    """Whether the worker's step is one of the surviving history, as far as can be told."""
-    return worker.worker in members and worker.phase in _STEPPED

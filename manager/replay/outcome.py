@@ -9,7 +9,6 @@ from typing import Any
 
 from ..core.state import Generation, JobState
 from .scenario import EPOCH_S, ReplayError
-from .time_account import Item
 from .training import FormCost, Sample
 
 PHASES = ("decide", "prepare", "open", "form")
@@ -148,7 +147,3 @@ def kind_of(cause: str) -> str:
     if cause.endswith(" joined"):
         return "growth"
     return next((kind for beginning, kind in words.items() if cause.startswith(beginning)), "other")
-
-
-def goodput(seconds: Mapping[str, float], wall_s: float) -> float:
-    return seconds[Item.USEFUL] / wall_s if wall_s else 0.0

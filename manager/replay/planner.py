@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from ...morphing import Roster, Slot, place_in
+from ...morphing import Choice, Infeasible, Roster, Slot, place_in
 from ...pipeline import Plan, Range
-from ..core.commands import ComputePlan, WorkerSlot
+from ..core.commands import ComputePlan
 from ..core.events import PlanComputed
 from ..core.state import JobState
 from ..service.planning.answers import best_plan
@@ -130,18 +130,10 @@ def _state_bytes(state: JobState) -> Sequence[int]:
     return state.calibration["state_bytes"]
 
 
-def predicted(
-    planner: CachedPlanner, state: JobState, num_vms: int, memory_bytes: int
-) -> tuple[str, float] | None:
-    """Shape and step time of the best plan for `num_vms` VMs, if there is one."""
-    assert state.spec is not None, "only a submitted job is planned"
-    workers = tuple(
-        WorkerSlot(worker=f"vm{vm}.{index}", vm=f"vm{vm}", memory_bytes=memory_bytes)
-        for vm in range(num_vms)
-        for index in range(state.spec.resources.workers_per_node)
-    )
-    command = ComputePlan(key="steady", generation=1, workers=workers)
-    answer = planner.answer(replace(state, hosts={}), command, 0.0)
-    if answer.plan is None or answer.predicted_s is None:
-        return None
-    return Plan.from_json(answer.plan).shape, answer.predicted_s
+def answer_of(command: ComputePlan, found: Choice | Infeasible, now: float) -> PlanComputed:
+    """The answer that takes what was found."""
+    answer = PlanComputed(now=now, generation=command.generation, asked=command.asked, plan=None)
+    if isinstance(found, Infeasible):
+        return answer.model_copy(update={"reason": found.reason})
+    taken = {"plan": found.plan.to_json(), "workers": found.workers, "predicted_s": found.predicted_s}
+    return answer.model_copy(update=taken)

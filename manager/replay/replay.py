@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...pipeline import Plan
+from ..core.commands import ComputePlan, WorkerSlot
 from ..core.state import JobState
 from ..spec.job_spec import JobSpec
 from ..spec.resources import Resources
-from .outcome import Outcome, Prices, Steady, goodput, morphs
-from .planner import CachedPlanner, predicted
+from .outcome import Outcome, Prices, Steady, morphs
+from .planner import CachedPlanner
 from .policies import POLICIES, Policy, with_depth
 from .scenario import ReplayError, Scenario
+from .time_account import Item
 from .trace_world import JOB, TraceWorld
 
 
@@ -87,7 +90,7 @@ def _outcome(
         finished=world.state.finished is not None,
         steps=ledger.steps,
         samples=samples,
-        goodput=goodput(seconds, wall_s),
+        goodput=seconds[Item.USEFUL] / wall_s if wall_s else 0.0,
         samples_per_s=samples / wall_s if wall_s else 0.0,
         seconds=seconds,
         morphs=morphs(world.state, world.training.begun),
@@ -108,5 +111,12 @@ def _steady(scenario: Scenario, planner: CachedPlanner) -> Steady | None:
     calibration, spec = scenario.calibration.to_json(), scenario.spec
     state = JobState(job=JOB, spec=spec, recipe=scenario.recipe, calibration=calibration)
     num_vms = spec.resources.max_nodes
-    found = predicted(planner, state, num_vms, scenario.device.memory_bytes)
-    return None if found is None else Steady(num_vms=num_vms, shape=found[0], step_s=found[1])
+    workers = tuple(
+        WorkerSlot(worker=f"vm{vm}.{index}", vm=f"vm{vm}", memory_bytes=scenario.device.memory_bytes)
+        for vm in range(num_vms)
+        for index in range(spec.resources.workers_per_node)
+    )
+    answer = planner.answer(state, ComputePlan(key="steady", generation=1, workers=workers), 0.0)
+    if answer.plan is None or answer.predicted_s is None:
+        return None
+    return Steady(num_vms=num_vms, shape=Plan.from_json(answer.plan).shape, step_s=answer.predicted_s)

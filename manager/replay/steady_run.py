@@ -72,28 +72,21 @@ class SteadyRun:
         Uploads go one after another: while one takes longer than the time between two snapshots, those that
         would be taken meanwhile are put off until there is room, here to the next that is due.
         """
-        done_ns = now_ns - self.publish_ns
-        if done_ns < self.began_ns:
+        uploaded = self.num_published(now_ns)
+        if not uploaded:
             return None
-        taken = self.snapshots_before(self.steps_at(done_ns))
-        cycle_ns = self.stall_ns + self.every * self.step_ns
-        spacing = max(1, -(-self.publish_ns // cycle_ns))
-        kept = (taken - 1) // spacing * spacing
-        return None if taken < 1 else self._taken_after(kept)
+        number = (uploaded - 1) * self._spacing - self.at_once
+        return 0 if number < 0 else self.first + number * self.every
 
     def num_published(self, now_ns: int) -> int:
         """How many checkpoints of this stretch exist, or existed and were retired since."""
         done_ns = now_ns - self.publish_ns
         if done_ns < self.began_ns:
             return 0
+        return -(-self.snapshots_before(self.steps_at(done_ns)) // self._spacing)
+
+    @property
+    def _spacing(self) -> int:
+        """Of so many snapshots that are due, one is taken."""
         cycle_ns = self.stall_ns + self.every * self.step_ns
-        spacing = max(1, -(-self.publish_ns // cycle_ns))
-        return -(-self.snapshots_before(self.steps_at(done_ns)) // spacing)
-
-    def taken_ns(self, steps: int) -> int:
-        """When the snapshot after `steps` steps was taken."""
-        return self.ends_ns(steps)
-
-    def _taken_after(self, number: int) -> int:
-        number -= self.at_once
-        return 0 if number < 0 else self.first + number * self.every
+        return max(1, -(-self.publish_ns // cycle_ns))

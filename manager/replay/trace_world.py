@@ -26,6 +26,7 @@ from ..core.events import (
     VmTerminated,
     WeightsExported,
 )
+from ..core.state import vm_of
 from ..world import World
 from .fleet import GRAPH_HASH, Fleet, NodeVm
 from .planner import CachedPlanner
@@ -114,8 +115,7 @@ class TraceWorld(World[None]):
         if state.active and len(state.live_vms) < self.spec.resources.max_nodes:
             wait_s = 0.0
             if state.request_failures:
-                doubled_s = TIMING.request_backoff_s * 2 ** min(state.request_failures - 1, 16)
-                wait_s = state.request_failed_at + min(doubled_s, TIMING.longest_backoff_s) - self.now
+                wait_s = state.request_failed_at + TIMING.backoff_s(state.request_failures) - self.now
             due.append(max(_TICK_S, wait_s))
         if (
             observations.usable - observations.planned_for
@@ -265,7 +265,7 @@ class TraceWorld(World[None]):
             for worker, _ in state.profile.members:
                 if (trainer := self.fleet.trainers.get(worker)) is not None:
                     trainer.profiling = Profiling(prepared=self._profiles, endpoint="replayed")
-                    self.dirty[worker.rpartition(".")[0]] = None
+                    self.dirty[vm_of(worker)] = None
         if state.recipe is None and state.profiler is not None and state.profiler.worker != self._profiler:
             self._profiler = state.profiler.worker
             self.after(self.costs.profile_s, self._profiled, self._profiler)
@@ -281,7 +281,7 @@ class TraceWorld(World[None]):
             trainer.profile = Profile(
                 recipe=self.scenario.recipe, calibration=self.scenario.calibration.to_json()
             )
-            self.dirty[worker.rpartition(".")[0]] = None
+            self.dirty[vm_of(worker)] = None
 
 
 def _nothing() -> None:

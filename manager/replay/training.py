@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from ...protocol.messages import CheckpointRef, Formed, Phase
-from ...simulator import MorphCosts
-from ..core import Observations
-from ..core.state import Generation, JobState, vm_of
-from ..spec.job_spec import JobSpec
-from ..world import Store, Trainer, begin
-from .fleet import Fleet, NodeVm
+from ..core.state import Generation, vm_of
+from ..world import Trainer, begin
+from .fleet import NodeVm
 from .group import Group, GroupPhase, make_group, make_stretch
 from .loading import Bytes
 from .policies import Policy
-from .scenario import Scenario
 from .step_in_flight import StepsInFlight
 from .time_account import Item, TimeAccount
 
-
-class TrainingHost(Protocol):
-    """What surrounds the trainers: time, the manager's state, the machines, and the store."""
-
-    scenario: Scenario
-    spec: JobSpec
-    costs: MorphCosts
-    state: JobState
-    observations: Observations
-    fleet: Fleet
-    store: Store[None]
-    dirty: dict[str, None]
-    """VMs with something new to report, in order."""
-
-    @property
-    def now_ns(self) -> int: ...
-
-    def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None: ...
-
-    def at(self, at_ns: int, call: Callable[..., None], *values: Any) -> None: ...
+if TYPE_CHECKING:
+    from .trace_world import TraceWorld
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +44,7 @@ class FormCost:
 class Training:
     """The one group of trainers that steps or forms, and the account of the job's time."""
 
-    def __init__(self, world: TrainingHost, policy: Policy) -> None:
+    def __init__(self, world: TraceWorld, policy: Policy) -> None:
         self.world = world
         self.policy = policy
         self.group: Group | None = None
@@ -209,12 +186,8 @@ class Training:
                 group.continued = self.in_flight.go_on(group.plan, workers, beginning)
             if group.continued is not None:
                 load_s += self._bytes.moved_s(group.continued.step)
-            self.world.after(
-                costs.form_s + again_s + load_s,
-                self._formed,
-                group,
-                {"groups": costs.form_s + again_s, "load": load_s},
-            )
+            phases_s = {"groups": costs.form_s + again_s, "load": load_s}
+            self.world.after(sum(phases_s.values()), self._formed, group, phases_s)
 
     def _formed(self, group: Group, phases_s: dict[str, float]) -> None:
         if group is not self.group or group.doing is not GroupPhase.FORMING:
@@ -230,13 +203,9 @@ class Training:
         if self._saved_ns is None or not self.policy.keeps_state:
             self._saved_ns = now_ns
         published = max((ref.step for ref in self.world.store.listed), default=0)
+        checkpoint, saved_ns = self.world.spec.checkpoint, self._saved_ns
         group.stretch = make_stretch(
-            group,
-            self._bytes,
-            self.world.spec.checkpoint,
-            now_ns,
-            published=published,
-            saved_ns=self._saved_ns,
+            group, self._bytes, checkpoint, now_ns, published=published, saved_ns=saved_ns
         )
         group.doing = GroupPhase.STEPPING
         left = self.world.spec.training.steps - beginning.step
@@ -288,7 +257,7 @@ class Training:
         step = stretch.first_step + self.ledger.stepped(stretch, now_ns, rest=rest)
         newest = stretch.newest_published(now_ns)
         if newest is not None:
-            self._saved_ns = stretch.taken_ns(newest)
+            self._saved_ns = stretch.ends_ns(newest)
         for trainer in group.workers:
             if step > group.beginning.step:
                 trainer.branch = group.number

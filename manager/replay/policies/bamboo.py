@@ -25,7 +25,7 @@ from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState
 from ...service.planning.requests import request_of
-from ..planner import CachedPlanner, key_of
+from ..planner import CachedPlanner, answer_of, key_of
 from .policy import Policy
 from .slipstream import rerouting_until
 
@@ -50,23 +50,8 @@ def _redundant_grid(
     planner: CachedPlanner, state: JobState, command: ComputePlan, now: float
 ) -> PlanComputed:
     def compute() -> PlanComputed:
-        found = _chosen(replace(request_of(state, command.workers, command.generation), risk=None))
-        if isinstance(found, Infeasible):
-            return PlanComputed(
-                now=now,
-                generation=command.generation,
-                asked=command.asked,
-                plan=None,
-                reason=found.reason,
-            )
-        return PlanComputed(
-            now=now,
-            generation=command.generation,
-            asked=command.asked,
-            plan=found.plan.to_json(),
-            workers=found.workers,
-            predicted_s=found.predicted_s,
-        )
+        found = _chosen(request_of(state, command.workers, command.generation))
+        return answer_of(command, found, now)
 
     return planner.recalled(("bamboo", key_of(state, command)), state, command, now, compute)
 

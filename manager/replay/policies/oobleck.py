@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ....morphing import Choice, Infeasible, Request
 from ....morphing.search_space import Options
@@ -21,7 +20,7 @@ from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState, vm_of
 from ...service.planning.requests import request_of
-from ..planner import CachedPlanner, key_of
+from ..planner import CachedPlanner, answer_of, key_of
 from .policy import Policy
 from .varuna import fastest_grid
 
@@ -52,18 +51,10 @@ def _answer(planner: CachedPlanner, state: JobState, command: ComputePlan, now: 
         return fastest_grid(planner, state, command, now)
 
     def compute() -> PlanComputed:
-        request = replace(request_of(state, command.workers, command.generation), risk=None)
-        found = _pipelines(request, sizes, per_vm)
+        found = _pipelines(request_of(state, command.workers, command.generation), sizes, per_vm)
         if isinstance(found, Infeasible):  # too few for a pipeline without optimizer offload
             return fastest_grid(planner, state, command, now)
-        return PlanComputed(
-            now=now,
-            generation=command.generation,
-            asked=command.asked,
-            plan=found.plan.to_json(),
-            workers=found.workers,
-            predicted_s=found.predicted_s,
-        )
+        return answer_of(command, found, now)
 
     return planner.recalled(("oobleck", sizes, key_of(state, command)), state, command, now, compute)
 
