@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
 
 from ...morphing import saved_bytes
 from ...morphing.in_flight import StepInFlight
@@ -17,15 +16,14 @@ class Bytes:
     """Sizes of ranges of sections, and what moving them takes."""
 
     def __init__(self, calibration: Calibration, costs: MorphCosts) -> None:
-        self._saved = list(accumulate(saved_bytes(calibration), initial=0))
-        self._num_sections = calibration.num_sections
+        self._sizes = saved_bytes(calibration)
         self._gradients = calibration.gradient_bytes
         self._link = calibration.inter_vm
         self._costs = costs
 
     def of(self, span: Range) -> int:
         """What a checkpoint holds of these sections."""
-        return self._saved[span.stop] - self._saved[span.start]
+        return sum(self._sizes[span.start : span.stop])
 
     def load_s(self, beginning: Beginning, members: Sequence[Trainer], wanted: Sequence[Range]) -> float:
         """Until the slowest member has what it lacks. `wanted` is of the first members, in their order."""
@@ -33,29 +31,22 @@ class Bytes:
             return 0.0
         if beginning.rung == "store":
             return max(map(self.of, wanted)) / self._costs.store_bytes_per_s
-        lacking = [0] * self._num_sections  # workers that must be given the section
+        lacking: Counter[int] = Counter()  # by section: workers that must be given it
         most = 0
         for trainer, span in zip(members, wanted, strict=False):
             held = trainer.span if trainer.worker in beginning.kept else None
             missing = [section for section in span.sections if held is None or section not in held]
-            for section in missing:
-                lacking[section] += 1
-            most = max(most, sum(self._saved[s + 1] - self._saved[s] for s in missing))
+            lacking.update(missing)
+            most = max(most, sum(self._sizes[section] for section in missing))
         if not most:
             return 0.0
-        return (max(most, self._most_sent(beginning, members, lacking))) / self._link.bytes_per_s
+        return max(most, self._most_sent(beginning, members, lacking)) / self._link.bytes_per_s
 
-    def _most_sent(self, beginning: Beginning, members: Sequence[Trainer], lacking: Sequence[int]) -> float:
+    def _most_sent(self, beginning: Beginning, members: Sequence[Trainer], lacking: Counter[int]) -> float:
         """What the busiest holder hands over, when the holders of each section share its readers."""
         spans = [t.span for t in members if t.span is not None and t.worker in beginning.kept]
-        hosts = [0] * self._num_sections
-        for span in spans:
-            for section in span.sections:
-                hosts[section] += 1
-        each = [
-            0.0 if not hosts[s] else (self._saved[s + 1] - self._saved[s]) * lacking[s] / hosts[s]
-            for s in range(self._num_sections)
-        ]
+        hosts = Counter(section for span in spans for section in span.sections)
+        each = {section: self._sizes[section] * lacking[section] / num for section, num in hosts.items()}
         return max(sum(each[section] for section in span.sections) for span in set(spans))
 
     def moved_s(self, step: StepInFlight) -> float:

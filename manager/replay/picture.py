@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
+from itertools import cycle
 
 from ...simulator.timeline.svg import document, legend, text
 from .outcome import Outcome
@@ -35,7 +36,7 @@ def draw(outcomes: Sequence[Outcome], title: str) -> str:
     y = _TOP
     parts = [_machines(outcomes, y, hours)]
     y += _PANEL + _GAP
-    for outcome, colour in zip(outcomes, _cycle(len(outcomes)), strict=True):
+    for outcome, colour in _coloured(outcomes):
         parts.append(_throughput(outcome, colour, y, hours, max(map(_fastest, outcomes))))
         y += _PANEL + _GAP
     parts.append(_where_time_went(outcomes, y))
@@ -43,8 +44,8 @@ def draw(outcomes: Sequence[Outcome], title: str) -> str:
     return document(title, _WIDTH, height, parts, left=_LEFT)
 
 
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
+def _coloured(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, str]]:
+    return list(zip(outcomes, cycle(_COLOURS), strict=False))
 
 
 def _fastest(outcome: Outcome) -> float:
@@ -60,11 +61,9 @@ def _machines(outcomes: Sequence[Outcome], y: int, hours: float) -> str:
     parts = [scale.frame("VMs that the trace has (grey), and workers that step")]
     series = outcomes[0].series
     parts.append(scale.area(series, lambda sample: sample.num_nodes, outcomes[0].wall_s, "#e3e3e3"))
-    for outcome, colour in zip(outcomes, _cycle(len(outcomes)), strict=True):
+    for outcome, colour in _coloured(outcomes):
         parts.append(scale.line(outcome.series, lambda sample: sample.num_used, outcome.wall_s, colour))
-    entries = [
-        (outcome.policy, colour) for outcome, colour in zip(outcomes, _cycle(len(outcomes)), strict=True)
-    ]
+    entries = [(outcome.policy, colour) for outcome, colour in _coloured(outcomes)]
     return "".join(parts) + legend(entries, _WIDTH - _RIGHT - 110 * len(entries), y - 8, 110)
 
 

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ...protocol.messages import CheckpointRef, Formed, Phase
-from ..core.state import Generation, vm_of
-from ..world import Trainer, begin
-from .fleet import NodeVm
+from ...simulator import MorphCosts
+from ..core import Observations
+from ..core.state import Generation, JobState, vm_of
+from ..spec.job_spec import JobSpec
+from ..world import Store, Trainer, begin
+from .fleet import Fleet, NodeVm
 from .group import Group, GroupPhase, make_group, make_stretch
 from .loading import Bytes
 from .policies import Policy
+from .scenario import Scenario
 from .step_in_flight import StepsInFlight
 from .time_account import Item, TimeAccount
 
-if TYPE_CHECKING:
-    from .trace_world import TraceWorld
+
+class TrainingHost(Protocol):
+    """What surrounds the trainers: time, the manager's state, the machines, and the store."""
+
+    scenario: Scenario
+    spec: JobSpec
+    costs: MorphCosts
+    state: JobState
+    observations: Observations
+    fleet: Fleet
+    store: Store[None]
+    dirty: dict[str, None]
+    """VMs with something new to report, in order."""
+
+    @property
+    def now_ns(self) -> int: ...
+
+    def after(self, delay_s: float, call: Callable[..., None], *values: Any) -> None: ...
+
+    def at(self, at_ns: int, call: Callable[..., None], *values: Any) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +67,7 @@ class FormCost:
 class Training:
     """The one group of trainers that steps or forms, and the account of the job's time."""
 
-    def __init__(self, world: TraceWorld, policy: Policy) -> None:
+    def __init__(self, world: TrainingHost, policy: Policy) -> None:
         self.world = world
         self.policy = policy
         self.group: Group | None = None

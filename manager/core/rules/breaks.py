@@ -38,7 +38,7 @@ def rests(context: Context, usable: frozenset[Incarnation]) -> bool:
 
 
 def _rest_s(context: Context) -> float:
-    breaks, timing = context.observations.breaks, context.timing
+    breaks = context.observations.breaks
     if breaks.count <= _FREE or context.observations.newest_step > breaks.step:
         return 0.0
-    return min(timing.request_backoff_s * 2 ** min(breaks.count - _FREE - 1, 16), timing.longest_backoff_s)
+    return context.timing.backoff_s(breaks.count - _FREE)

@@ -167,7 +167,7 @@ def request_vms(context: Context) -> None:
         return
     singly = fitness.asks_singly(context)
     num_replaced = max(state.worn_vms + state.unfit_rounds.count, int(singly))
-    _say_singly(context, num_replaced if singly else None)
+    context.note(asks_singly_s=context.timing.backoff_s(num_replaced) if singly else None)
     if _waits(context, state.request_failures, state.request_failed_at):
         return
     if _waits(context, num_replaced, state.replaced_at):
@@ -193,9 +193,3 @@ def _waits(context: Context, failures: int, failed_at: float) -> bool:
     if failed_at > context.now:
         failed_at = context.observations.started_at  # the clock was set back before this manager began
     return context.now - failed_at < context.timing.backoff_s(failures)
-
-
-def _say_singly(context: Context, num_replaced: int | None) -> None:
-    """Keep for the job's view that VMs are asked for one at a time, and how long after each other."""
-    wait_s = context.timing.backoff_s(num_replaced) if num_replaced is not None else None
-    context.note(asks_singly_s=wait_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -39,8 +38,9 @@ def compute_plan(
 def search_ahead(state: JobState, command: ComputePlan, search: Search) -> None:
     """The searches of `compute_plan`, for one that keeps their results. Plans around whole pipelines are not
     looked for: they depend on when others join. Raises `InvalidCalibration`."""
-    search.choose(request_of(state, command.workers, command.generation, command.risk))
-    reroute_ahead(state, command, search)
+    request = request_of(state, command.workers, command.generation, command.risk)
+    search.choose(request)
+    reroute_ahead(state, command, request, search)
 
 
 def best_plan(
@@ -52,7 +52,6 @@ def best_plan(
     if isinstance(answer, Infeasible):
         return _none(command, clock, answer.reason)
     best = Offer("best", request, answer.plan, answer.workers, answer.predicted_s)
-    ends_s = math.inf if command.ends_s is None else command.ends_s
     return PlanComputed(
         now=clock(),
         generation=command.generation,
@@ -60,7 +59,7 @@ def best_plan(
         plan=answer.plan.to_json(),
         workers=answer.workers,
         predicted_s=answer.predicted_s,
-        alternatives=(weighed([best], ends_s)[0][1], *passed_over(answer)),
+        alternatives=(weighed([best], command.ends_s)[0][1], *passed_over(answer)),
     )
 
 

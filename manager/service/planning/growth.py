@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from ....morphing import Infeasible, choose, copies_of
+from ....morphing import Infeasible, choose
 from ...core.alternatives import Alternative
 from ...core.commands import ComputeGrowth, DeathRisk, WorkerSlot
 from ...core.events import GrowthComputed
 from ...core.state import JobState
 from .requests import request_of
-from .weighing import Offer, weighed
+from .weighing import Offer, num_copies, weighed
 
 
 def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], float]) -> GrowthComputed:
@@ -57,9 +56,8 @@ def compute_growth(state: JobState, command: ComputeGrowth, clock: Callable[[], 
 
 
 def _weighed(command: ComputeGrowth, now: Offer | None, more: Offer | None) -> tuple[Alternative, ...]:
-    ends_s = math.inf if command.ends_s is None else command.ends_s
     offers = [offer for offer in (now, more) if offer is not None]
-    by_worth = weighed(offers, ends_s, command.least_gain) if offers else []
+    by_worth = weighed(offers, command.ends_s, command.least_gain) if offers else []
     return tuple(one for _, one in by_worth)
 
 
@@ -99,6 +97,4 @@ def _has_copies(offer: Offer | None) -> bool:
     """Whether each section of a plan lives on as many VMs as the job asks for."""
     if offer is None:
         return False
-    vm_of = {slot.worker: slot.vm for slot in offer.request.workers}
-    wanted = offer.request.tolerated_failures + 1
-    return wanted == 1 or copies_of(offer.plan, [vm_of[worker] for worker in offer.workers]) >= wanted
+    return num_copies(offer.request, offer.plan, offer.workers) > offer.request.tolerated_failures

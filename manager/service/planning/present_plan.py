@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ....morphing import Before, Choice, Infeasible, Request, copies_in, copies_of, reformed
+from ....morphing import Before, Choice, Infeasible, Request, copies_in, reformed
 from ....pipeline import Plan
 from ....simulator import simulate
 from ...core.alternatives import Alternative
@@ -18,7 +18,7 @@ from ...core.events import PlanComputed
 from ...core.state import Generation, JobState
 from ..planner.answer_table import Search
 from .requests import request_of
-from .weighing import Offer, weighed
+from .weighing import Offer, num_copies, weighed
 
 _SEARCH = Search()
 _FEWER_COPIES = "some section would live on fewer VMs than the job asks for"
@@ -69,10 +69,9 @@ def or_keeping(
     return _taking(taken, _beside(answer, by_worth)).model_copy(update={"best_until": until})
 
 
-def reroute_ahead(state: JobState, command: ComputePlan, search: Search) -> None:
+def reroute_ahead(state: JobState, command: ComputePlan, request: Request, search: Search) -> None:
     """The search of `or_keeping`, for one that keeps its result."""
     if command.lasts_s is not None and state.hosts_plan and state.calibration is not None:
-        request = request_of(state, command.workers, command.generation, command.risk)
         search.rerouted(request, _ran(state))
 
 
@@ -116,7 +115,7 @@ def _new(
     if answer.plan is None or answer.predicted_s is None:
         return
     best, step_s = Plan.from_json(answer.plan), answer.predicted_s
-    copies = min(request.tolerated_failures + 1, _copies(request, best, answer.workers))
+    copies = min(request.tolerated_failures + 1, num_copies(request, best, answer.workers))
     asked = replace(request, tolerated_failures=copies - 1)
     for one in reformed(asked, ran, best, step_s, ends_s, change_s):
         yield Offer("reformed", request, one.plan, one.workers, one.predicted_s, change_s=change_s)
@@ -170,13 +169,8 @@ def _has_fewer_copies(request: Request, found: Choice, answer: PlanComputed) -> 
     """Whether the rerouted plan leaves a section on fewer of the VMs that the job asks for than the other."""
     if not request.tolerated_failures or answer.plan is None:
         return False
-    could_have = _copies(request, Plan.from_json(answer.plan), answer.workers)
+    could_have = num_copies(request, Plan.from_json(answer.plan), answer.workers)
     return copies_in(found, request.workers) < min(could_have, request.tolerated_failures + 1)
-
-
-def _copies(request: Request, plan: Plan, workers: Sequence[str]) -> int:
-    vm_of = {slot.worker: slot.vm for slot in request.workers}
-    return copies_of(plan, [vm_of[worker] for worker in workers])
 
 
 def _ends_s(command: ComputePlan) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....morphing import Choice, Prospect, Request, prospect_of, worths
+from ....morphing import Choice, Prospect, Request, copies_of, prospect_of, worths
 from ....pipeline import Plan
 from ...core.alternatives import Alternative
 
@@ -29,14 +30,15 @@ class Offer:
 
 
 def weighed(
-    offers: Sequence[Offer], ends_s: float, least_gain: float = 0.0
+    offers: Sequence[Offer], ends_s: float | None, least_gain: float = 0.0
 ) -> list[tuple[Offer, Alternative]]:
     """The offers with what they are worth, the most first; of equals, the one offered first.
 
+    `ends_s`: when a plan ends though nothing is lost; None: no such end is foreseen.
     The first offer is put before all that are not worth more by `least_gain`, a part of what they do.
     """
     prospects = [_prospect(offer) for offer in offers]
-    values = worths(prospects, ends_s)
+    values = worths(prospects, math.inf if ends_s is None else ends_s)
     found = [
         Alternative(
             name=offer.name,
@@ -70,6 +72,12 @@ def passed_over(choice: Choice) -> tuple[Alternative, ...]:
         for row in rows
         if first[row.shape] is row
     )[:_PASSED_OVER]
+
+
+def num_copies(request: Request, plan: Plan, workers: Sequence[str]) -> int:
+    """On how many VMs each section of the plan lives, at least; `workers`: in rank order."""
+    vm_of = {slot.worker: slot.vm for slot in request.workers}
+    return copies_of(plan, [vm_of[worker] for worker in workers])
 
 
 def _prospect(offer: Offer) -> Prospect:
