@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....pipeline.plan import Plan
-from .. import copies
+from .. import candidates, copies
 from ..context import Context
 from ..events import JobCommandFailed, PlanComputed
 from ..facts import GenerationPlanned, PlanKept
 from ..observations import Planning
 from ..state import Incarnation
-from . import candidates, planning, versions
+from . import planning, versions
 
 
 def take(context: Context) -> None:

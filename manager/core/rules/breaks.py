@@ -1,4 +1,5 @@
-"""Generations that break for no reason that is known: after each further one without a step, a longer rest.
+"""Generations that break: by members that cannot reach each other, which are left out for a while; or for no
+reason that is known: after each further one without a step, a longer rest.
 
 Deaths are counted (`failures.Death`), and so is who cannot reach whom (`Observations.cuts`). What is left
 breaks connections that work again at once: a proxy, a driver. Nobody is to blame, and without a rest the job
@@ -7,11 +8,18 @@ would change its plan every few seconds, for ever.
 
 from __future__ import annotations
 
+from itertools import combinations
+from types import MappingProxyType
+
+from ....protocol.messages import WorkerReport
 from ..context import Context
+from ..facts import EndReason
 from ..observations import Breaks
-from ..state import Generation, Incarnation
+from ..silence import losses
+from ..state import Generation, Incarnation, vm_of
 
 _FREE = 1  # the first break is mended at once, as if a death were about to be told
+_EXACT_COVER = 12  # a smallest set is searched for among this many accused; beyond, a near-smallest will do
 
 
 def count(context: Context, broken: Generation) -> str:
@@ -42,3 +50,83 @@ def _rest_s(context: Context) -> float:
     if breaks.count <= _FREE or context.observations.newest_step > breaks.step:
         return 0.0
     return context.timing.backoff_s(breaks.count - _FREE)
+
+
+# ---- members that cannot reach each other ------------------------------------------------------------------
+
+
+def leave_out_cut(context: Context, current: Generation, broken: list[WorkerReport]) -> bool:
+    """Plan without a smallest set of members that explains who could not reach whom; whether there is one.
+
+    For twice as long each time that the same two could not; at last the VM is replaced.
+    """
+    pairs = _lost_pairs(context, current, broken)
+    cuts = {pair: context.observations.cuts.get(pair, 0) + 1 for pair in map(frozenset, pairs)}
+    context.note(cuts=MappingProxyType({**context.observations.cuts, **cuts}))
+    blamed = _blamed(current, pairs)
+    for incarnation in blamed:
+        times, other = max(
+            (n, min(pair - {incarnation.worker})) for pair, n in cuts.items() if incarnation.worker in pair
+        )
+        vm = context.state.vms[vm_of(incarnation.worker)]
+        if times >= context.timing.max_cuts and vm.live:
+            context.end_vm(
+                vm.vm, EndReason.CUT_OFF, f"{incarnation.worker} and {other} cannot reach each other"
+            )
+        else:
+            context.leave_out([incarnation], context.timing.left_out_s * 2 ** (times - 1))
+    return bool(blamed)
+
+
+def forget_cuts(context: Context, current: Generation) -> None:
+    """Two members of a generation that has formed reach each other, or need not."""
+    names = {worker for worker, _ in current.members}
+    cuts = {
+        pair: times
+        for pair, times in context.observations.cuts.items()
+        if not pair <= names and all(context.state.vms[vm_of(name)].live for name in pair)
+    }
+    context.note(cuts=MappingProxyType(cuts))
+
+
+def _lost_pairs(context: Context, current: Generation, broken: list[WorkerReport]) -> set[tuple[str, str]]:
+    """Who lost whom, among the members."""
+    members = dict(current.members)
+    return {
+        (w.worker, lost)
+        for w in broken
+        for lost in losses(context.state, context.observations, w)
+        if lost in members and lost != w.worker
+    }
+
+
+def _blamed(current: Generation, pairs: set[tuple[str, str]]) -> list[Incarnation]:
+    """A smallest set of members that explains who could not reach whom.
+
+    Each report "a lost b" is explained by leaving out a or b. Of a generation that stepped the set must leave
+    most: when one break has made everybody lose everybody, nothing can be learnt from it. The next generation
+    tries all links while it forms, and then the reports are believed however few they leave.
+    """
+    members = dict(current.members)
+    accusers = {worker for worker, _ in pairs}
+    suspects = sorted({name for pair in pairs for name in pair}, key=lambda name: (name in accusers, name))
+    blamed = _cover(pairs, suspects)
+    if current.formed is not None and 2 * len(blamed) >= len(members):
+        return []
+    return [Incarnation(name, members[name]) for name in blamed]
+
+
+def _cover(pairs: set[tuple[str, str]], suspects: list[str]) -> tuple[str, ...]:
+    if len(suspects) <= _EXACT_COVER:
+        for size in range(len(suspects) + 1):
+            for chosen in combinations(suspects, size):
+                if all(a in chosen or b in chosen for a, b in pairs):
+                    return chosen
+    cover: list[str] = []
+    left = set(pairs)
+    while left:
+        counts = {name: sum(name in pair for pair in left) for name in suspects}
+        worst = max(suspects, key=counts.__getitem__)
+        cover.append(worst)
+        left = {pair for pair in left if worst not in pair}
+    return tuple(cover)

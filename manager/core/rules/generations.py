@@ -11,7 +11,7 @@ from ..context import Context, incarnation_of
 from ..events import HeadOpened
 from ..facts import GenerationFormed, GenerationKind, GenerationOpened, GenerationPrepared
 from ..state import Generation, Incarnation, JobState
-from . import breaks, cuts, retention
+from . import breaks, retention
 
 
 def take(context: Context) -> None:
@@ -120,7 +120,7 @@ def form(context: Context) -> None:
     slowest = _slowest(formed)
     context.fact(GenerationFormed(at=context.now, number=current.number, formed=slowest, lost_steps=lost))
     context.note(newest_step=max(slowest.step, *(r.step for r in reports)), broken_since=None)
-    cuts.forget(context, current)
+    breaks.forget_cuts(context, current)
 
 
 def _journalled_step(state: JobState, current: Generation) -> int:
@@ -155,7 +155,7 @@ def _close_current(context: Context, current: Generation) -> None:
         context.note(broken_since=context.now)
     elif context.now - context.observations.broken_since >= context.timing.suspect_grace_s:
         since, where = context.observations.broken_since, _names(map(incarnation_of, broken))
-        explained = cuts.leave_out(context, current, broken)
+        explained = breaks.leave_out_cut(context, current, broken)
         close(context, f"broken at {where}{'' if explained else breaks.count(context, current)}", since)
         return
     if context.isolated:

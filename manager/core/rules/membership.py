@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
+from .. import fitness
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, WorkerFailed
@@ -11,7 +12,7 @@ from ..failures import num_rounds, on_vm
 from ..silence import heard_at
 from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
 from ..vms import Vm, VmStatus
-from . import fitness, notices, renting, surplus
+from . import notices, renting, surplus
 
 
 def take(context: Context) -> None:

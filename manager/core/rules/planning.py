@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from ....protocol.messages import WorkerReport
-from .. import copies, worth
+from .. import candidates, copies, fitness, worth
 from ..commands import ComputePlan
 from ..context import Context
 from ..facts import HoldChanged, PlanImpossible
@@ -14,7 +14,7 @@ from ..observations import Planning
 from ..slots import slot_of
 from ..state import Incarnation, vm_of
 from ..vms import VmStatus
-from . import breaks, candidates, fitness, versions
+from . import breaks, versions
 
 
 def plan(context: Context) -> None:

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
+from .. import candidates
 from ..context import Context, has_ended, incarnation_of, own_steps
 from ..events import Tick
 from ..facts import HoldChanged, WorkerFailed
 from ..observations import Tries
 from ..state import Incarnation, vm_of
-from . import candidates, ending, generations
+from . import ending, generations
 
 OUTDATED = "outdated"
 """The kind of failure of a trainer that is ended only because it is of an older version than its peers."""

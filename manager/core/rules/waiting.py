@@ -6,11 +6,11 @@ case that the answer comes soon; then their workers save what they can and they 
 
 from __future__ import annotations
 
-from .. import worth
+from .. import fitness, worth
 from ..context import Context
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, HoldChanged, JobResumed, PersonNeeded, Resumption
-from . import ending, fitness, starting
+from . import ending, starting
 
 
 def take(context: Context) -> None:

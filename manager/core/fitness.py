@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from ....protocol.hashes import short
-from ....protocol.messages import WorkerReport
-from ...spec.start_source import StartSource
-from ..context import Context
-from ..facts import BitsFixed
-from ..state import JobState, vm_of
-from ..vms import Vm, VmStatus
+from ...protocol.hashes import short
+from ...protocol.messages import WorkerReport
+from ..spec.start_source import StartSource
+from .context import Context
+from .facts import BitsFixed
+from .state import JobState, vm_of
+from .vms import Vm, VmStatus
 
 
 def fix_bits(context: Context, workers: Collection[WorkerReport]) -> bool:

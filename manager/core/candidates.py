@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ....protocol.messages import Phase, WorkerReport
-from ..context import Context, has_ended, incarnation_of
-from ..state import Incarnation, vm_of
-from ..vms import Vm, VmStatus
+from ...protocol.messages import Phase, WorkerReport
 from . import fitness
+from .context import Context, has_ended, incarnation_of
+from .state import Incarnation, vm_of
+from .vms import Vm, VmStatus
 
 # One that was idle before it ever took part holds nothing; one that left has handed over what it had.
 _HOLDS_STATE = (Phase.IDLE, Phase.FORMING, Phase.RUNNING, Phase.BROKEN, Phase.HELD, Phase.FINISHED)
