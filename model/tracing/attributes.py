@@ -14,12 +14,12 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from ..patching import replaced
 from ..torch_private.exporting import ATTRIBUTE_CHECK
 from ..torch_private.fake_tensors import FakeTensorMode
 from ..torch_private.modules import OWN_FIELDS
 from ..torch_private.pytree import tree_leaves, tree_map
 from ..torch_private.storages import version_of
-from .guards import replaced
 from .nodes import empty_like
 from .source import calling_line
 

@@ -19,13 +19,14 @@ import torch
 from torch import fx, nn
 
 from ..errors import TooFewSamples, UntraceableModel
+from ..patching import replaced
 from ..torch_private.exporting import AUTOCAST_PASS, EXPORTER, FRAME_FILTER, GRAD_MODE_PASS, VALUE_CHECKS
 from ..torch_private.fake_tensors import FakeTensorMode
 from ..torch_private.storages import storage_key
 from ..tracebacks import first_line, users_part
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
-from .guards import guards, python_randomness, replaced
+from .guards import guards, python_randomness
 from .outputs import checked_outputs
 from .source import is_library, user_call
 

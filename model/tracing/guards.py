@@ -5,7 +5,6 @@ Only calls from code outside torch count, because torch's own modules use these 
 
 from __future__ import annotations
 
-import inspect
 import random
 import sys
 from collections.abc import Callable, Generator
@@ -22,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UntraceableModel
+from ..patching import replaced
 from ..torch_private.functions import BELOW_FUNCTION, TORCHS_OPERATORS
 from .functions import Operators, Unheld
 from .source import called_by_user, calling_line, is_library, line_of
@@ -96,21 +96,6 @@ def guards() -> Generator[None]:
         for patch in (_custom_backward, _no_saved_hooks):
             stack.enter_context(patch())
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: object) -> Generator[None]:
-    """Set `owner.name`, which may be inherited, to `value` in this context."""
-    own = name in vars(owner)
-    original = inspect.getattr_static(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
 
 
 def _refusing(original: Callable[..., Any], name: str, why: str | Refusal) -> Callable[..., Any]:

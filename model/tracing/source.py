@@ -15,7 +15,7 @@ from torch import fx
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent.parent)
 
 
 def stack_line(node: fx.Node) -> str | None:

@@ -20,6 +20,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 
 from ..data import Batches
 from ..errors import UntraceableModel, UserCodeError
+from ..initialisation.initialise import Recording, record
 from ..precision import Precision, autocast
 from ..torch_private.exporting import TRANSFORMS
 from ..torch_private.fake_tensors import FakeTensor
@@ -31,7 +32,6 @@ from .exporting import export
 from .flow import gradient_flow, outputs_with_gradient, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
-from .initialise import Recording, record
 from .layouts import keep_copies, refuse_strided_parts
 from .nodes import value_of
 from .recurrent import split_layers

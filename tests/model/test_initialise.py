@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from makara.model.errors import UntraceableModel
-from makara.model.tracing.initialise import Recording, record
+from makara.model.initialisation.initialise import Recording, record
 from torch import Tensor, nn
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from makara.model.errors import UntraceableModel
-from makara.model.tracing.initialise import record
+from makara.model.initialisation.initialise import record
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
 from models import Tokens

@@ -45,7 +45,7 @@ CALLS = {
     ("np", "load"),
 }
 # A user's own call of it, in the process that runs the user's code: only where the tensors lie is ours.
-USERS_CALLS = {("model/tracing/loading.py", "torch.load")}
+USERS_CALLS = {("model/initialisation/loading.py", "torch.load")}
 COLLECTIVES = {name for name in dir(torch.distributed) if "object" in name}
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..patching import replaced
 from ..torch_private.fake_tensors import FakeTensor
 from ..torch_private.modules import APPLY, convert, own_buffers, own_parameters, requested_conversion
-from .guards import replaced
 
 
 @contextmanager

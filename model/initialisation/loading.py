@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..patching import replaced
 from ..torch_private.dispatch import no_modes
 from ..torch_private.modules import own_buffers, own_parameters
 from ..torch_private.storages import REBUILD
-from .guards import replaced
 
 _READS_IN_THREADS = "HF_DEACTIVATE_ASYNC_LOAD"  # of transformers
 
