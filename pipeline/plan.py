@@ -19,8 +19,8 @@ class Schedule(StrEnum):
 
     To add one: a member, what the properties say of it, and its order in `schedules.static_order`. Each is an
     exhaustive `match`, so the type checker reports what is missing. It does not report that `morphing.choose`
-    and `instead` narrow windows, and `search_space` tries halves, for Varuna only; that a plan with halves is
-    no GPipe is checked below.
+    and `morphing.keeping.instead` narrow windows, and `morphing.search_space` tries halves, for Varuna only;
+    that a plan with halves is no GPipe is checked below.
     """
 
     VARUNA = "varuna"

@@ -3,7 +3,8 @@
 In: a plan, which says P, D and the sections of each stage, and a cluster: the calibration of one micro-batch,
 and the VM and slowdown of each worker. N micro-batches go through the pipelines, operation by operation; the
 all-reduces run beside the last backwards; the commit and the optimizer follow. Out: the time per mini-batch,
-in nanoseconds. `simulation` is the public interface, in seconds.
+in nanoseconds. `simulation` is the public interface, in seconds. The step that is predicted:
+`makara.worker.execution.stepper`.
 """
 
 from __future__ import annotations

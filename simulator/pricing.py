@@ -89,20 +89,16 @@ def _lay_links(priced: Priced, taken: Sequence[Hop], cluster: Cluster) -> None:
         if hop.before == NONE and index:
             first_of_path = index
         for carries_gradients, neighbour in enumerate((hop.after, hop.before)):
-            if neighbour == NONE or priced.hops[neighbour].worker == hop.worker:
+            if neighbour == NONE or (to := priced.hops[neighbour]).worker == hop.worker:
                 continue
             ends = taken[index].worker, taken[neighbour].worker
-            size_bytes = (
-                priced.hops[neighbour].gradient_bytes
-                if carries_gradients
-                else priced.hops[neighbour].input_bytes
-            )
+            size_bytes = to.gradient_bytes if carries_gradients else to.input_bytes
             same_vm = cluster.vm_of[ends[0]] == cluster.vm_of[ends[1]]
             transfer_ns, latency_ns, jitter_ns = _message_ns(cluster.calibration, same_vm, size_bytes)
             backward = INPUT if hop.is_split else BACKWARD
             sending = operation(index, backward if carries_gradients else FORWARD)
             takes_ns = priced.operations[sending].takes_ns
-            receiver = priced.workers[priced.hops[neighbour].worker]
+            receiver = priced.workers[to.worker]
             link = Link(
                 wire=wires.setdefault(ends, len(wires)),
                 carries_gradients=carries_gradients,

@@ -45,7 +45,7 @@ class Sizes:
 
     def gradients(self, span: Range) -> int:
         """Gradients of one micro-batch that enter the range from the section after."""
-        last = span.stop == self._calibration.num_sections
+        last = span.stop == self.num_sections
         return 0 if last or self._is_frozen(span) else self._calibration.grad_cut_bytes[span.stop - 1]
 
     def held(self, span: Range) -> int:
@@ -142,7 +142,7 @@ class Sizes:
         return span.stop <= self.frozen
 
     def _column(self, name: str) -> tuple[int, ...]:
-        return getattr(self._calibration, name) or (0,) * self._calibration.num_sections
+        return getattr(self._calibration, name) or (0,) * self.num_sections
 
     def _total(self, name: str, span: Range) -> int:
         sums = self._sums(name)

@@ -1,4 +1,7 @@
-"""A step of training on one worker: operations, gradient sums, the commit, and the update of the weights."""
+"""A step of training on one worker: operations, gradient sums, the commit, and the update of the weights.
+
+What it takes is predicted by `makara.simulator.minibatch`.
+"""
 
 from __future__ import annotations
 

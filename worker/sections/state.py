@@ -9,7 +9,8 @@ scales/<name>               `numerics: exact`: float64, the scale of the next st
 job/loss_scale              fp16: the loss scale of the next step, equal in every section
 job/good_steps              fp16: the number of consecutive steps without overflow
 
-Of a step that was cut off, peers also get sums of gradients, see `worker/recovery/kept_step.py`.
+The step, the data's position and the recipe of a checkpoint are in its manifest (`checkpoint/manifest.py`).
+Of a step that was cut off, peers also get sums of gradients (`worker/recovery/kept_step.py`).
 """
 
 from __future__ import annotations

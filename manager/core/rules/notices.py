@@ -2,8 +2,8 @@
 
 A notice becomes a fact here (`record`) and makes the VM's status `NOTICED`. What follows from that status is
 decided in `planning`: plans no longer use the VM, so another plan is needed (`_need`); if none works without
-it, all workers save and hold (`_hold_if_noticed`). Once the plan that runs does without the VM, `release`
-lets it go.
+it, all workers save and hold (`_hold_if_noticed`). A step that would outlast the VM is interrupted
+(`switching`). Once the plan that runs does without the VM, `release` lets it go.
 """
 
 from __future__ import annotations
