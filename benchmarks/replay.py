@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ _EXAMPLE = resources.files("makara.examples.replay")
 def rows() -> list[Row]:
     """One row for each replay. `planner s` of the `replay s` went into the planner itself."""
     warm_up(wait=True)
-    calibration = Calibration.from_json(_EXAMPLE.joinpath("calibration.json").read_text())
+    calibration = Calibration.from_json(json.loads(_EXAMPLE.joinpath("calibration.json").read_text()))
     return [
         *_rows("bamboo-p3.csv, 2.5 B parameters", example(calibration), ("makara", "fixed")),
         *_rows("30 days, up to 64 VMs, batch 512", churning(calibration, 64, 30 * 24, 600, 512), ("makara",)),

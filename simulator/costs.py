@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from .source_lines import FileFault, read_json
+from .faults import FileFault
+from .source_lines import read_json
 from .validation import NotNegative, Rate, validated
 
 

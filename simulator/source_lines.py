@@ -6,33 +6,22 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 
+from .faults import FileFault
+
 T = TypeVar("T")
+F = TypeVar("F", bound=FileFault)
 _INDEX = re.compile(r"\.?(?:\[(\d+)\]|(\d+)(?=[.\[]|$))")
 
 
-class FileFault(ValueError):
-    """An invalid file. `message` begins with the field at fault, if any, and a colon; `line` counts from 1
-    and is None if no single line is at fault."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        self.message = message
-        self.line = line
-        super().__init__(message if line is None else f"line {line}: {message}")
-
-    def in_file(self, path: Path | str) -> str:
-        """The message as compilers write it: "costs.json:3: boot_s: ..."."""
-        return f"{path}: {self.message}" if self.line is None else f"{path}:{self.line}: {self.message}"
-
-    def located(self, text: str) -> Self:
-        """The same fault with the line of its field in `text` (JSON or YAML)."""
-        if self.line is not None:
-            return self
-        return type(self)(self.message, Lines(text).of(self.message.partition(": ")[0]))
+def located(fault: F, text: str) -> F:
+    """The same fault with the line of its field in `text` (JSON or YAML)."""
+    if fault.line is not None:
+        return fault
+    return type(fault)(fault.message, Lines(text).of(fault.message.partition(": ")[0]))
 
 
 def decode(data: bytes, invalid: type[FileFault]) -> str:
@@ -50,7 +39,7 @@ def read_json(text: str, read: Callable[[Any], T], invalid: type[FileFault]) -> 
     try:
         return read(value)
     except FileFault as error:
-        raise error.located(text) from error
+        raise located(error, text) from error
 
 
 def parse_json(text: str, invalid: type[FileFault]) -> Any:

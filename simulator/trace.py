@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .source_lines import FileFault
+from .faults import FileFault
 from .validation import shown
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from .source_lines import FileFault
+from .faults import FileFault
 
 T = TypeVar("T")
 

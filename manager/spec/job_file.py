@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...simulator.source_lines import FileFault, decode
+from ...simulator.faults import FileFault
+from ...simulator.source_lines import decode
 from .job_spec import JobSpec, JobSpecError, parse_yaml, resolve_uri
 from .spec_errors import WHOLE
 

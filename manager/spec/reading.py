@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ...simulator.source_lines import FileFault, decode
+from ...simulator.faults import FileFault
+from ...simulator.source_lines import decode
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic.dataclasses import dataclass
 
-from ..source_lines import FileFault, read_json
+from ..faults import FileFault
 from ..validation import Count, FieldFaults, NotNegative, PositiveCount, Rate, adapter, validated
 
 _CUTS = ("cut_bytes", "grad_cut_bytes")
@@ -39,10 +39,8 @@ class Record:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Read the object (or its text). Raises `InvalidCalibration` naming the field (and, in a text, its
-        line)."""
-        if isinstance(value, str):
-            return read_json(value, cls.from_json, InvalidCalibration)
+        """Read the object (`source_lines.read_json` reads its text). Raises `InvalidCalibration` naming the
+        field."""
         return validated(value, cls, InvalidCalibration, "calibration")
 
     @model_validator(mode="wrap")

@@ -257,7 +257,7 @@ FOLDER = Path(str(resources.files("makara.examples.replay")))
 
 def test_the_examples_calibration_is_what_its_arithmetic_gives_and_near_what_varuna_measured() -> None:
     calibration = example()
-    assert Calibration.from_json((FOLDER / "calibration.json").read_text()) == calibration
+    assert Calibration.from_json(json.loads((FOLDER / "calibration.json").read_text())) == calibration
     assert sum(calibration.parameter_bytes) / 4 == pytest.approx(2.5e9, rel=0.05)
     # Varuna, Tables 3 and 7: seconds for a batch of 8192.
     for depth, replicas, seconds in ((6, 6, 8192 / 66.6), (9, 7, 70.1)):

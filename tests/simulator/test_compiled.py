@@ -194,7 +194,7 @@ def test_compiled_code_is_kept_where_numba_is_told_to(unwritable: dict[str, str]
 
 
 PLAN = "grid([Range(0, 1), Range(1, 2)], 2, 9, recompute=True)"
-CALIBRATION = "Calibration.from_json(sys.argv[1])"
+CALIBRATION = "Calibration.from_json(json.loads(sys.argv[1]))"
 
 
 def simulated() -> float:
@@ -204,7 +204,7 @@ def simulated() -> float:
 def run_with(expression: str, environment: dict[str, str]) -> tuple[str, str]:
     """What a process prints of an expression and of a simulated step."""
     code = (
-        "import sys\nfrom makara.pipeline import Range, grid\n"
+        "import json, sys\nfrom makara.pipeline import Range, grid\n"
         "from makara.simulator import Calibration, simulate, warm_up\n"
         f"print({expression}, simulate({PLAN}, {CALIBRATION}).time_s)\n"
     )

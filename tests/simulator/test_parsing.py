@@ -7,8 +7,13 @@ import json
 import pytest
 from calibrations import uniform
 from makara.simulator import Calibration, InvalidCalibration
+from makara.simulator.source_lines import read_json
 
 TEXT = json.dumps(uniform(2, microbatch_size=4).to_json(), indent=1)
+
+
+def read_calibration(text: str) -> Calibration:
+    return read_json(text, Calibration.from_json, InvalidCalibration)
 
 
 def broken(old: str, new: str) -> tuple[str, int]:
@@ -40,7 +45,7 @@ def broken(old: str, new: str) -> tuple[str, int]:
 def test_a_bad_calibration_file_is_refused_with_the_line(old: str, new: str, message: str) -> None:
     text, line = broken(old, new)
     with pytest.raises(InvalidCalibration) as refused:
-        Calibration.from_json(text)
+        read_calibration(text)
     assert message in refused.value.message
     assert refused.value.line == line
 
@@ -48,7 +53,7 @@ def test_a_bad_calibration_file_is_refused_with_the_line(old: str, new: str, mes
 def test_an_entry_of_a_list_has_a_line_of_its_own() -> None:
     text = TEXT.replace('"optimizer_s": [\n  0.5,\n  0.5\n', '"optimizer_s": [\n  0.5,\n  -0.5\n')
     with pytest.raises(InvalidCalibration) as refused:
-        Calibration.from_json(text)
+        read_calibration(text)
     line = text[: text.index("-0.5")].count("\n") + 1
     assert str(refused.value) == f"line {line}: optimizer_s[1]: expected greater than or equal to 0, got -0.5"
 
@@ -57,7 +62,7 @@ def test_an_entry_of_a_list_has_a_line_of_its_own() -> None:
 def test_a_file_states_what_has_a_default_in_python(field: str) -> None:
     value = {name: item for name, item in json.loads(TEXT).items() if name != field}
     with pytest.raises(InvalidCalibration, match=f"line 1: {field}: is required"):
-        Calibration.from_json(json.dumps(value, indent=1))
+        read_calibration(json.dumps(value, indent=1))
 
 
 @pytest.mark.parametrize(
@@ -71,4 +76,4 @@ def test_a_file_states_what_has_a_default_in_python(field: str) -> None:
 )
 def test_what_is_no_calibration_at_all_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidCalibration, match=message):
-        Calibration.from_json(text)
+        read_calibration(text)

@@ -233,7 +233,7 @@ def test_arguments_that_do_not_fit_are_named(change: dict[str, Any], message: st
 def test_a_calibration_survives_json() -> None:
     calibration = uniform(3, inter_vm=JITTERY, operation_s=1e-4, message_s=2e-4, collective_s=3e-4)
     calibration = replace(calibration, tied_sums=(TiedSum(sections=(0, 2), gradient_bytes=20),))
-    assert Calibration.from_json(json.dumps(calibration.to_json())) == calibration
+    assert Calibration.from_json(json.loads(json.dumps(calibration.to_json()))) == calibration
     without = uniform(3).to_json()
     for name in ("operation_s", "message_s", "collective_s"):
         del without[name]  # as written by versions that did not measure them

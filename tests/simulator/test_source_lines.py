@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.simulator.source_lines import FileFault, Lines, decode, parse_json
+from makara.simulator.faults import FileFault
+from makara.simulator.source_lines import Lines, decode, located, parse_json
 
 YAML = """\
 # a job
@@ -101,7 +102,7 @@ def test_what_is_not_utf_8_is_refused_with_its_line() -> None:
 def test_a_fault_takes_the_line_of_its_field() -> None:
     fault = FileFault("b[1]: -1 is not a time >= 0")
     assert str(fault) == "b[1]: -1 is not a time >= 0"
-    located = fault.located('{"a": 1,\n"b": [1,\n-1]}')
-    assert str(located) == "line 3: b[1]: -1 is not a time >= 0"
-    assert located.in_file("c.json") == "c.json:3: b[1]: -1 is not a time >= 0"
-    assert located.located("") is located
+    found = located(fault, '{"a": 1,\n"b": [1,\n-1]}')
+    assert str(found) == "line 3: b[1]: -1 is not a time >= 0"
+    assert found.in_file("c.json") == "c.json:3: b[1]: -1 is not a time >= 0"
+    assert located(found, "") is found
