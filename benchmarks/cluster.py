@@ -84,8 +84,9 @@ class Cluster:
 
     def form(self, plan: Plan, members: Sequence[Trainer], abandoned: int) -> tuple[float, float]:
         """As `trainers.form`."""
+        times = form(members, plan, self._recipe, self._job, abandoned)
         self.generation = plan.generation
-        return form(members, plan, self._recipe, self._job, abandoned)
+        return times
 
     def wait_formed(self, members: Sequence[Trainer], number: int) -> list[Formed]:
         found: list[Formed] = []

@@ -37,5 +37,5 @@ def in_halves(calibration: Calibration) -> Calibration:
 
 
 def stages(sections: int, depth: int) -> list[Range]:
-    """P stages of equal size, or one section apart where P does not divide K."""
+    """P stages whose sizes differ by at most one section."""
     return [Range(n * sections // depth, (n + 1) * sections // depth) for n in range(depth)]

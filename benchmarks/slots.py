@@ -77,6 +77,7 @@ def _in_slots() -> Calibration:
     return replace(
         in_halves(model((0.0, *(1.0,) * DEPTH))),
         optimizer_s=(0.0,) * (DEPTH + 1),
+        device_kind="cpu",
         inter_vm=free,
         intra_vm=free,
     )

@@ -170,9 +170,9 @@ def form(
     )
     for trainer in trainers:
         trainer.order(action="train", recipe=recipe, generation=order, abandoned=abandoned)
+    store = open_store(job.store.uri)
     reports = [trainer.wait(lambda report: report.prepared >= plan.generation) for trainer in trainers]
     prepared = time.monotonic()
-    store = open_store(job.store.uri)
     open_generation(store, job.job, plan.generation)
     head = read_head(store, job.job)
     assert head is not None, "it was written"

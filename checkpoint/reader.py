@@ -25,8 +25,8 @@ def read_parts(
     """Read these safetensors files of a checkpoint: {(section, part): bytes}.
 
     Each is checked against the size, checksum and tensor names of the manifest. Four files are in flight at a
-    time, each read by `retry`. `on_read` is called for each piece received, as `retry` on any of several
-    threads. Raises `Corrupt` or `NotFound` naming the key, and what `retry` raises.
+    time, each read by `retry`. `on_read` is called for each piece received. Both are called on any of
+    several threads. Raises `Corrupt` or `NotFound` naming the key, and what `retry` raises.
     """
 
     def read(part: CheckpointPart) -> bytes:

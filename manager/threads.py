@@ -24,7 +24,7 @@ class CallKind(StrEnum):
 
     JOURNAL = "journal", 1  # writes, which come one after the other in any case
     HISTORY = "history", 2  # reads of the journal
-    TOKENS = "tokens", 1
+    TOKENS = "tokens", 1  # one transaction after the other, as in the journal
     FILES = "files", 4  # bundles, secrets and logs
     SUBMISSION = "submission", 4  # checking bundles and stores of jobs that are submitted
     PLANNING = "planning", 2  # keeps a core busy; more would only slow the event loop

@@ -1,6 +1,6 @@
 """The P×D sweep: simulates the shapes that fit, and takes the best with what deaths cost (Varuna §4.4).
 
-Whether a job that runs changes to it, `manager/service/planning/present_plan.py` decides.
+`manager/service/planning/present_plan.py` decides whether a running job changes to it.
 """
 
 from __future__ import annotations

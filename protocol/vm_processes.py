@@ -115,8 +115,7 @@ def processes_where(belongs: Callable[[psutil.Process], bool]) -> Iterator[psuti
 
 
 def kill_group(leader: int) -> None:
-    """Send SIGKILL to a group leader and its group. The leader must not be reaped yet: its id might be
-    reused."""
+    """Send SIGKILL to a group leader and its group. Callers make sure that the id is still the leader's."""
     with contextlib.suppress(ProcessLookupError):  # it has not become a leader yet, or all of them have ended
         os.killpg(leader, signal.SIGKILL)
 

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
@@ -143,9 +142,10 @@ class WorkerProcess:
         with self._session(order) as session:
             session.rendezvous()
             session.open_groups([])
-            found = [run_rank(plan, session.rank, session.channels) for plan in order.plans], handover_s()
+            ran = [run_rank(plan, session.rank, session.channels) for plan in order.plans]
+            handover = handover_s()
             session.gather("done", 0)
-            return found
+            return ran, handover
 
     def _time_sums(self, order: Sums) -> list[tuple[float, float]]:
         """(begin, end) of this worker's sums: ring by ring, size by size."""
@@ -155,13 +155,16 @@ class WorkerProcess:
             for number, ring in enumerate(order.rings):
                 mine = next(group for group in ring if session.rank in group)
                 group = session.group(f"sums/{number}/{mine[0]}", mine)
-                for size_bytes, repeat in product(order.sizes_bytes, range(order.repeats)):
+                for size_bytes in order.sizes_bytes:
                     tensor = torch.zeros(size_bytes // 4)
-                    session.gather(f"{number}/{size_bytes}/{repeat}", 0)
-                    time.sleep(0.02)  # as long as an operation takes, and until all have come from the store
-                    began = time.monotonic()
-                    group.sum(tensor)
-                    found.append((began, time.monotonic()))
+                    for repeat in range(order.repeats):
+                        session.gather(f"{number}/{size_bytes}/{repeat}", 0)
+                        time.sleep(
+                            0.02
+                        )  # as long as an operation takes, and until all have come from the store
+                        began = time.monotonic()
+                        group.sum(tensor)
+                        found.append((began, time.monotonic()))
             session.gather("done", 0)
         return found
 

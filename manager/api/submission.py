@@ -76,7 +76,9 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
 async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Accepted:
     """Raise what `accept` would, as far as possible without the job's code; stores nothing."""
     spec, secrets = _read(service, spec_text, secrets_text)
-    job, start, machines, quote = _job_id(spec, key), None, list[MachineType](), None
+    job = _job_id(spec, key)
+    start = quote = None
+    machines: list[MachineType] = []
     if job not in service.jobs:
         check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
         await service.threads.run(CallKind.SUBMISSION, check)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def agreed(question: str) -> bool:
-    """Ask on the terminal; only `y` and `yes` agree. Raises `ConfigError` if there is none."""
+    """Ask on the terminal; only `y` and `yes` agree. Raises `ConfigError` if there is no terminal."""
     if not sys.stdin.isatty():
         raise ConfigError("nobody is there to be asked; give -y to go on unasked")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

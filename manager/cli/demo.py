@@ -107,7 +107,7 @@ def example_folder() -> Path:
 
 
 def _edit(source: Path, target: Path, changes: dict[str, dict[str, Any]], suffix: str = "") -> None:
-    """`suffix`: of the job's name."""
+    """`suffix` is appended to the job's name."""
     values = yaml.safe_load(source.read_text())
     for section, entries in changes.items():
         values[section] = {**values.get(section, {}), **entries}

@@ -96,7 +96,13 @@ def _heard(
                 news.append((before, latest))
     if not news and not closed:
         return observations
-    steps = [w.step for _, latest in news for w in latest.report.workers if _is_newest(state, w)]
+    members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
+    steps = [
+        worker.step
+        for _, latest in news
+        for worker in latest.report.workers
+        if worker.worker in members and _is_on_history(state, worker)
+    ]
     metrics = [latest.report.metrics[-1] for _, latest in news if latest.report.metrics]
     stepped_at = [latest.at for before, latest in news if _has_stepped(state, before, latest)]
     observations = replace(
@@ -133,13 +139,12 @@ def _marks(report: Report) -> list[tuple[object, ...]]:
     ]
 
 
-def _is_newest(state: JobState, worker: WorkerReport) -> bool:
-    """Whether the worker's step is one of the surviving history, as far as can be told."""
+def _is_on_history(state: JobState, worker: WorkerReport) -> bool:
+    """Whether the step that a member reports is one of the surviving history, as far as can be told."""
     current = state.current
     if current is None or worker.phase not in _STEPPED or worker.generation <= state.discarded:
         return False
-    forming = current.formed is None and worker.generation == current.number
-    return not forming and any(worker.worker == member for member, _ in current.members)
+    return current.formed is not None or worker.generation != current.number
 
 
 def _has_stepped(state: JobState, before: LastReport | None, latest: LastReport) -> bool:

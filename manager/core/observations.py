@@ -6,21 +6,16 @@ import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
 from .events import GrowthComputed
-from .state import Incarnation
+from .state import Incarnation, empty_mapping
 from .timing import Timing
 
 _NOWHERE = (None, 0)
 _WORTH_TELLING_S = 30.0
 _MOST_TOLD = 8  # workers
-
-
-def _empty() -> Mapping[Any, Any]:
-    return MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +117,12 @@ class Observations:
 
     started_at: float = 0.0  # leases count from here at the earliest
     ticked_at: float | None = None
-    last_reports: Mapping[str, LastReport] = field(default_factory=_empty)  # by VM; see `with_last_reports`
-    places: Mapping[str, tuple[LastReport, int]] = field(default_factory=_empty)  # by worker: its report
+    last_reports: Mapping[str, LastReport] = field(
+        default_factory=empty_mapping
+    )  # by VM; see `with_last_reports`
+    places: Mapping[str, tuple[LastReport, int]] = field(
+        default_factory=empty_mapping
+    )  # by worker: its report
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
     unanswered: tuple[str, ...] = ()  # providers whose offers are not known yet, though others' are
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
@@ -141,15 +140,17 @@ class Observations:
     kept_until: float | None = None  # for how long that pays; None: whatever comes
     cause: tuple[str, float] | None = None  # why the next plan is needed, and when that was seen
     reconsidered_at: float = 0.0  # when the planner was last asked though nothing has to change
-    paces: Mapping[Incarnation, StepPace] = field(default_factory=_empty)  # of the open generation's workers
+    paces: Mapping[Incarnation, StepPace] = field(
+        default_factory=empty_mapping
+    )  # of the open generation's workers
     growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
-    tries: Mapping[int, Tries] = field(default_factory=_empty)  # by protocol
+    tries: Mapping[int, Tries] = field(default_factory=empty_mapping)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
     broken_since: float | None = None
     breaks: Breaks = field(default_factory=Breaks)
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
-    left_out: Mapping[Incarnation, float] = field(default_factory=_empty)  # until when
-    cuts: Mapping[frozenset[str], int] = field(default_factory=_empty)  # of two workers: times lost
+    left_out: Mapping[Incarnation, float] = field(default_factory=empty_mapping)  # until when
+    cuts: Mapping[frozenset[str], int] = field(default_factory=empty_mapping)  # of two workers: times lost
     unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease, or are lost; see `silence`
     lost: frozenset[str] = frozenset()  # VMs that peers lost, and whose connections closed
     silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live

@@ -49,9 +49,16 @@ def judge(state: JobState, observations: Observations, now: float, timing: Timin
     unexplained = unheard - explained
     isolated = bool(unexplained) and _most_at_once(others, unexplained, now, lease_s)
     since = (observations.isolated_since or now) if isolated else None
-    return replace(
-        observations, unheard=unheard, lost=lost, silent=silent, explained=explained, isolated_since=since
-    )
+    judged = {
+        "unheard": unheard,
+        "lost": lost,
+        "silent": silent,
+        "explained": explained,
+        "isolated_since": since,
+    }
+    if all(getattr(observations, name) == value for name, value in judged.items()):
+        return observations
+    return replace(observations, **judged)
 
 
 def heard_at(observations: Observations, vm: Vm, now: float) -> float:

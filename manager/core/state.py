@@ -114,7 +114,7 @@ class Waiting:
     console: str = ""  # the end of what a VM wrote that did not join; not to be trusted
 
 
-def _empty() -> Mapping[Any, Any]:
+def empty_mapping() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
@@ -130,13 +130,13 @@ class JobState:
     copying: bool = False  # the checkpoint in `start` is not copied yet
     num_facts: int = 0  # facts folded so far; the version of orders
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
-    leaving: Mapping[str, Vm] = field(default_factory=_empty)  # VMs that ended, and may still exist
+    leaving: Mapping[str, Vm] = field(default_factory=empty_mapping)  # VMs that ended, and may still exist
     spent: Spent = field(default_factory=Spent)  # for VMs that are gone
     bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of VMs that are gone and cost anything
-    refusals: Mapping[str, PlaceRefusal] = field(default_factory=_empty)  # by place; see `renting`
+    refusals: Mapping[str, PlaceRefusal] = field(default_factory=empty_mapping)  # by place; see `renting`
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold.renting.origin_of`
-    not_joined: Mapping[str, NotJoined] = field(default_factory=_empty)  # by origin
+    not_joined: Mapping[str, NotJoined] = field(default_factory=empty_mapping)  # by origin
     enough: Enough | None = None  # no more VMs are asked for than this for a while; see `rules.surplus`
     losses: Losses = field(default_factory=Losses)
     profiler: Incarnation | None = None  # rank 0 of the newest generation of kind `profile`
@@ -147,16 +147,16 @@ class JobState:
     calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
     measurements: Mapping[str, Any] | None = None  # what `calibration` is made of: Measurements.to_json()
     recalibrated_at: float | None = None
-    slow: Mapping[str, Slow] = field(default_factory=_empty)
+    slow: Mapping[str, Slow] = field(default_factory=empty_mapping)
     paces_changed_at: float = 0.0  # when a calibration, or who is slow, changed last
-    times_slow: Mapping[str, int] = field(default_factory=_empty)  # by worker
+    times_slow: Mapping[str, int] = field(default_factory=empty_mapping)  # by worker
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed
     # Sections (start, stop) of each worker of the newest generation that formed, which may be closed.
-    hosts: Mapping[Incarnation, tuple[int, int]] = field(default_factory=_empty)
+    hosts: Mapping[Incarnation, tuple[int, int]] = field(default_factory=empty_mapping)
     # The plan of that generation, whose workers in rank order are `hosts`.
-    hosts_plan: Mapping[str, Any] = field(default_factory=_empty)
+    hosts_plan: Mapping[str, Any] = field(default_factory=empty_mapping)
     # Closed and superseded, oldest first, without their plans; members only since the last that was opened:
     history: tuple[Generation, ...] = ()
     last_generation: int = 0  # highest number ever given to a generation
@@ -180,14 +180,14 @@ class JobState:
     ended: JobEnded | None = None
     ended_at: float | None = None
     # {worker: its last incarnation that failed}
-    failed: Mapping[str, int] = field(default_factory=_empty)
-    given_up: Mapping[str, int] = field(default_factory=_empty)  # as `failed`, of those to be ended
+    failed: Mapping[str, int] = field(default_factory=empty_mapping)
+    given_up: Mapping[str, int] = field(default_factory=empty_mapping)  # as `failed`, of those to be ended
     outdated: frozenset[str] = frozenset()  # workers that were once ended for being of an older version
     stall: Stall | None = None
     miscounts: int = 0  # attempts at steps whose sums did not hold each micro-batch's gradients once
     newest_miscount: tuple[int, int, int] = (0, -1, -1)  # see `order_of_miscount`
     # {worker: why it cannot meet the recipe}
-    unfit: Mapping[str, str] = field(default_factory=_empty)
+    unfit: Mapping[str, str] = field(default_factory=empty_mapping)
     user_errors: Rounds = field(default_factory=Rounds)
     internal_errors: Rounds = field(default_factory=Rounds)  # errors of ours since the last new step
     deaths: tuple[Death, ...] = ()  # of trainers, for which nobody gave a reason

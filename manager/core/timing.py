@@ -64,7 +64,7 @@ class Timing:
     leases: Leases = field(default_factory=Leases)  # what agents are told
 
     def backoff_s(self, failures: int) -> float:
-        """Seconds after the last of so many failures in a row before VMs are asked for again."""
+        """Seconds to wait after so many failures in a row."""
         return min(self.request_backoff_s * 2 ** min(failures - 1, 16), self.longest_backoff_s)
 
     @property

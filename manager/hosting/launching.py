@@ -191,7 +191,7 @@ class Launch:
     def _answering(self, record: VmRecord, there: Sequence[Resource]) -> tuple[str | None, str]:
         """(the manager's URL, or None while none accepts the owner's token; what is wrong with its
         certificate)."""
-        address, ca = reached_at(self.host, there), self.folder.ca
+        address, ca = address_of(self.host, there), self.folder.ca
         url = _url_of(address, record.port)
         try:
             if not address or ca is None or not answers(url, self.folder.token, ca):
@@ -203,7 +203,7 @@ class Launch:
 
     def _introduced(self, record: VmRecord, there: Sequence[Resource]) -> str:
         """Try to send the VM its payload; returns the result as text."""
-        address, (private, public) = reached_at(self.host, there), addresses(there)
+        address, (private, public) = address_of(self.host, there), addresses(there)
         if not address:
             return "the VM has no address yet"
         reached = private if self.one_network and private else address
@@ -255,7 +255,7 @@ def addresses(there: Sequence[Resource]) -> tuple[str, str]:
     return private, next((one.public_address for one in there if one.public_address), "")
 
 
-def reached_at(host: Host, there: Sequence[Resource]) -> str:
+def address_of(host: Host, there: Sequence[Resource]) -> str:
     """The address at which `makara up` reaches the VM; empty while unknown."""
     private, public = addresses(there)
     return public if host.public else private

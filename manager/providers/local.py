@@ -174,7 +174,7 @@ class LocalProvider:
         return ResourceStatus.GONE
 
     def _vms(self) -> list[str]:
-        """Those that were started, also if they have ended."""
+        """All VMs ever started here, including ended ones."""
         return [path.parent.name for path in self._folder.glob(f"*/{RECORD}")]
 
     def _num_running(self) -> int:

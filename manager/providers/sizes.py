@@ -13,7 +13,7 @@ Fault = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineType:
+class VmType:
     """A type of VM."""
 
     name: str
@@ -35,7 +35,7 @@ class MachineType:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineImage:
+class VmImage:
     """An image's requirements; empty or 0: unknown."""
 
     name: str
@@ -43,12 +43,12 @@ class MachineImage:
     disk_gb: int  # the least size of a VM's disk
 
 
-def size_faults(machine: MachineType, resources: Resources) -> list[Fault]:
+def size_faults(machine: VmType, resources: Resources) -> list[Fault]:
     """Why a type of VM is too small for a job's workers."""
     return [("instance_type", f"{machine.name} has {what}") for what in _too_small(machine, resources)]
 
 
-def _too_small(machine: MachineType, resources: Resources) -> Iterator[str]:
+def _too_small(machine: VmType, resources: Resources) -> Iterator[str]:
     workers, threads = resources.workers_per_node, resources.workers_per_node * resources.threads
     if machine.num_gpus and workers > machine.num_gpus:
         yield f"{machine.num_gpus} GPUs, fewer than workers_per_node ({workers})"
@@ -60,7 +60,7 @@ def _too_small(machine: MachineType, resources: Resources) -> Iterator[str]:
         yield f"{has >> 20} MiB for a worker, fewer than device_memory"
 
 
-def architecture_faults(machine: MachineType, image: MachineImage) -> Iterator[Fault]:
+def architecture_faults(machine: VmType, image: VmImage) -> Iterator[Fault]:
     """Why a type of VM cannot run an image's programs."""
     known = [name.lower() for name in machine.architectures]
     if known and image.architecture and image.architecture.lower() not in known:
@@ -68,7 +68,7 @@ def architecture_faults(machine: MachineType, image: MachineImage) -> Iterator[F
         yield "instance_type", f"{machine.name} is {has}, but image {image.name} is {image.architecture}"
 
 
-def disk_faults(disk_gb: int | None, image: MachineImage) -> Iterator[Fault]:
+def disk_faults(disk_gb: int | None, image: VmImage) -> Iterator[Fault]:
     """Why an image does not fit on a disk; None: a disk as large as the image."""
     if disk_gb is not None and disk_gb < image.disk_gb:
         yield "disk_gb", f"{disk_gb} GB, but image {image.name} needs {image.disk_gb}"

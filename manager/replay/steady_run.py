@@ -87,6 +87,6 @@ class SteadyRun:
 
     @property
     def _spacing(self) -> int:
-        """Of so many snapshots that are due, one is taken."""
+        """One snapshot is taken for each this many that are due."""
         cycle_ns = self.stall_ns + self.every * self.step_ns
         return max(1, -(-self.publish_ns // cycle_ns))

@@ -1,4 +1,4 @@
-"""Accepts jobs and continues ended ones: their files are stored before the fact, or nothing is."""
+"""Accepts jobs and continues ended ones: their files are stored before the journal entry."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, eq=False)
 class Admission:
-    """Runs on the event loop. Cancelling a caller (the server ends, and with it its requests) does not
-    interrupt this half way."""
+    """Runs on the event loop. Each operation runs to its end, even if its caller is cancelled: requests are,
+    when the server ends."""
 
     jobs: dict[str, Job]
     files: JobFiles

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ...checkpoint import Store
 from ..clock import SteadyClock
@@ -52,7 +52,6 @@ from .vms.offers import OffersWatch
 from .vms.watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
-T = TypeVar("T")
 _SWEEP_S = 60.0
 _BEATS_IN_A_LEASE = 4  # as a Kubernetes node renews its lease: every 10 s of 40
 

@@ -170,7 +170,7 @@ class StoreCommands:
         )
 
     async def _or_stuck(self, command: Command, work: Awaitable[Event]) -> Event:
-        """Await `work`; what it cannot do, after a while or at all, waits for a person."""
+        """Await `work`. A lasting refusal becomes `CommandStuck`, which waits for a person."""
         try:
             return await work
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:

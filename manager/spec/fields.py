@@ -14,7 +14,7 @@ _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class JobSection(BaseModel):
-    """A mapping in a job file: strict types, unknown keys are errors."""
+    """A mapping in a job file or in clouds.yaml: strict types, unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

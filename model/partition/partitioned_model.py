@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 
 import torch
@@ -76,7 +77,7 @@ class Sections:
         """The values that a range ending before section `stop` sends on."""
         return self.crossing[stop - 1] if stop < self.num_sections else ()
 
-    @property
+    @cached_property
     def work(self) -> tuple[int, ...]:
         """Counted forward work of each section in floating-point operations, at least 1."""
         counted = work_per_node(compute_nodes(self.traced.graph), self.traced.precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import os
 import re
 import sys
 import traceback
@@ -15,7 +16,7 @@ from torch import fx
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(Path(__file__).parent.parent) + os.sep
 
 
 def stack_line(node: fx.Node) -> str | None:
@@ -27,7 +28,7 @@ def stack_line(node: fx.Node) -> str | None:
 def stack_place(node: fx.Node) -> tuple[str, int] | None:
     """(file, line) of the last frame outside torch in the recorded stack of `node`."""
     found: list[tuple[str, str]] = _PLACE.findall(node.meta.get("stack_trace") or "")
-    places = [(file, int(line)) for file, line in found if not file.startswith(_TORCH)]
+    places = [(file, int(line)) for file, line in found if not file.startswith(_TORCH + os.sep)]
     return places[-1] if places else None
 
 

@@ -34,8 +34,8 @@ from makara.manager.providers.aws.checks import quota_code
 from makara.manager.providers.aws.finding import resource_of
 from makara.manager.providers.aws.launching import launch_request, token_of
 from makara.manager.providers.aws.provider import AwsProvider
-from makara.manager.providers.lists import SharedList
 from makara.manager.providers.opening import open_providers
+from makara.manager.providers.shared_answers import SharedAnswer
 from makara.manager.spec.placement import Attempt, Market
 from makara.protocol.messages import BootConfig
 from provider_stands import boot_of
@@ -336,7 +336,7 @@ def test_vms_that_are_released_together_share_lists_and_are_ended_once(stand: Aw
 
 
 def test_what_is_asked_for_while_something_changes_is_not_kept() -> None:
-    changed: list[SharedList[int]] = []
+    changed: list[SharedAnswer[int]] = []
     answers = iter(range(9))
 
     def ask() -> int:
@@ -345,7 +345,7 @@ def test_what_is_asked_for_while_something_changes_is_not_kept() -> None:
         changed.clear()
         return next(answers)
 
-    shared = SharedList(ask, lambda: 5.0)
+    shared = SharedAnswer(ask, lambda: 5.0)
     changed.append(shared)
     assert [shared.get(since=0.0) for _ in range(3)] == [(5.0, 0), (5.0, 1), (5.0, 1)]
     assert shared.get(since=6.0) == (5.0, 2)
@@ -353,7 +353,7 @@ def test_what_is_asked_for_while_something_changes_is_not_kept() -> None:
 
 def test_a_list_from_before_the_clock_was_set_back_is_not_shared() -> None:
     times, answers = iter([100.0, 40.0, 40.0]), iter(range(9))
-    shared = SharedList(lambda: next(answers), lambda: next(times))
+    shared = SharedAnswer(lambda: next(answers), lambda: next(times))
     assert shared.get(since=95.0) == (100.0, 0)
     assert shared.get(since=35.0) == (40.0, 1)
 
@@ -383,7 +383,7 @@ def test_those_who_wait_for_a_list_that_fails_do_not_ask_one_after_another() -> 
             assert turnstile.came.acquire(timeout=30.0)
         raise ProviderError("read timed out")
 
-    shared = SharedList(ask, lambda: 5.0)
+    shared = SharedAnswer(ask, lambda: 5.0)
     shared._asking = turnstile  # type: ignore[assignment]
     with ThreadPoolExecutor(4) as threads:
         failed = [threads.submit(shared.get, since=0.0).exception for _ in range(4)]

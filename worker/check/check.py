@@ -81,8 +81,8 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         Comparison(training, plain, batches, settings.seed, watch, report).run()
     else:
         first = 0 if no_memory else chain.num_sections - 1
-        free = settings.memory_bytes
-        note, not_run = run_sections(chain, training, settings.seed, batch, free, needs, first)
+        limit = settings.memory_bytes
+        note, not_run = run_sections(chain, training, settings.seed, batch, limit, needs, first)
         report.notes += [note] if note else []
     return {
         **_describe(chain),

@@ -186,22 +186,22 @@ def _in_threads(rank_of: Callable[[int, Mapping[Kind, ProcessGroup]], R]) -> lis
 
 
 def all_at_once(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Run the first on this thread and the others on daemon threads; returns their results. Raises what one
-    of them raised."""
+    """Run the first on this thread and the others on daemon threads; returns their results. Raises what the
+    first of them to fail raised; the errors of those that waited for it come later."""
     found: dict[int, R] = {}
-    failed: list[Exception] = []
+    failed: list[BaseException] = []
 
     def run(number: int) -> None:
         try:
             found[number] = calls[number]()
-        except Exception as error:
+        except BaseException as error:
             failed.append(error)
 
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(1, len(calls))]
     for thread in threads:
         thread.start()
-    found[0] = calls[0]()
-    for thread in threads:
+    run(0)
+    for thread in threads if 0 in found else ():  # one of them may wait for the call that failed
         thread.join()
     if failed:
         raise failed[0]

@@ -24,6 +24,8 @@ SOON_S = 0.001
 
 
 class Prefetcher:
+    """Loads micro-batches ahead, in the order of their forwards."""
+
     def __init__(
         self,
         batches: Batches,

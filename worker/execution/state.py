@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -123,7 +122,7 @@ class ModelState:
         scale = self.runtime.loss_scale
         return 1.0 if scale is None else scale.scale
 
-    @cached_property
+    @property
     def work(self) -> tuple[int, ...]:
         """Of each section, that of a forward: the same on all workers."""
         return self.runtime.chain.work

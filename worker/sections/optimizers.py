@@ -64,8 +64,8 @@ def _empty_groups_allowed() -> Generator[None]:
         params: Any = param_group["params"]
         if not isinstance(params, Tensor | set):
             params = param_group["params"] = list(params)
-            names = any("param_names" in group for group in self.param_groups)
-            named = isinstance(params[0], tuple) if params else names
+            has_names = any("param_names" in group for group in self.param_groups)
+            named = isinstance(params[0], tuple) if params else has_names
             empty = [group for group in self.param_groups if not group["params"]]
             for group in [*empty, *([] if params else [param_group])]:
                 if named:

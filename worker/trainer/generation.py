@@ -30,7 +30,8 @@ def run_generation(
     may_switch: Callable[[], int],
 ) -> Phase | None:
     """Form the generation and train in it until all switch, hold, or the last step is published; returns the
-    phase in which the worker is then: held, finished, left (a donor); None: all are prepared for a newer one.
+    phase in which the worker is then: held, finished, left (a donor); None if all members switch to a newer
+    generation.
 
     Raises `Interrupted` if it ends before that; the model's state is then that of the last settled commit.
     """

@@ -19,8 +19,8 @@ from ...hosting.launching import (
     LaunchError,
     NothingMade,
     WrongCertificate,
+    address_of,
     answers,
-    reached_at,
     there_of,
 )
 from ...hosting.record import VM, UpFolder, VmRecord, home_above
@@ -122,7 +122,7 @@ def _why(record: VmRecord, host: Host, url: str) -> str:
         return f"whether its VM runs, {host.cloud} does not say: {error}"
     if not any(one.status in ALIVE for one in there if one.kind == "vm"):
         return "its VM has ended: `makara down` ends what it rented, `makara up` then makes another"
-    address = reached_at(host, there)
+    address = address_of(host, there)
     down = "`makara down` ends it and what it rented"
     if address and address != urlsplit(url).hostname:
         return (

@@ -1,9 +1,9 @@
-"""Generations that break: by members that cannot reach each other, which are left out for a while; or for no
-reason that is known: after each further one without a step, a longer rest.
+"""What follows when a generation breaks.
 
-Deaths are counted (`failures.Death`), and so is who cannot reach whom (`Observations.cuts`). What is left
-breaks connections that work again at once: a proxy, a driver. Nobody is to blame, and without a rest the job
-would change its plan every few seconds, for ever.
+Deaths are counted (`failures.Death`). Members that cannot reach each other (`Observations.cuts`) are left out
+for a while. Any other break is of connections that work again at once: a proxy, a driver. Nobody is to blame,
+and the job would change its plan every few seconds for ever; so each further break without a step brings a
+longer rest.
 """
 
 from __future__ import annotations

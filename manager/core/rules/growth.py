@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -63,14 +63,15 @@ def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, st
     if num_lacking > 0:
         return min(num_lacking, most), ""
     present, more = _workers(context, placement)
-    question = _question(context, present, more, most)
-    alike = tuple(sorted(present)), question.model_copy(update={"workers": ()})  # their order does not matter
-    about = (*alike, state.recipe_version, state.recalibrated_at)
+    terms = _terms(context)
+    about = (tuple(sorted(present)), more, most, terms, state.recipe_version, state.recalibrated_at)
     known = next((it for it in context.observations.growth if it.about == about), None)
     if known is None:
         if not any(_is_awaited(context, it) for it in context.observations.growth):
             key = f"{state.job}/growth/{state.num_facts}/{round(context.now * 1000)}"
-            context.command(question.model_copy(update={"key": key}))
+            workers = tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm))
+            asked_of = {"key": key, "workers": workers, "more": _slots("more", more), "most": most}
+            context.command(terms.model_copy(update=asked_of))
             asked = Growth(about, key, context.now)
             context.note(growth=(*context.observations.growth, asked)[-_KEPT:])
         return 0, _ASKED
@@ -106,16 +107,16 @@ def _without_any_plan(context: Context, most: int) -> tuple[int, str]:
 # ---- the question ------------------------------------------------------------------------------------------
 
 
-def _question(context: Context, present: Sequence[_Workers], more: _Workers, most: int) -> ComputeGrowth:
-    """What taking VMs in costs, and for how long they are good (from when they join until the job ends), is
-    coarse, so that answers hold for a while."""
+def _terms(context: Context) -> ComputeGrowth:
+    """The question without its key and VMs: what taking VMs in costs, and for how long they are good (from
+    when they join until the job ends). Times are coarse, so that answers hold for a while."""
     state, timing = context.state, context.timing
     ends_s = worth.rest_s(context) - worth.join_s(state)
     return ComputeGrowth(
         key="",
-        workers=tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm)),
-        more=_slots("more", more),
-        most=most,
+        workers=(),
+        more=(),
+        most=0,
         least_gain=timing.grow_worth_it,
         change_s=worth.coarse(worth.change_s(state, timing)),
         ends_s=None if math.isinf(ends_s) else worth.coarse(ends_s) if ends_s > 0 else 0.0,

@@ -157,7 +157,7 @@ def _best(context: Context, found: Mapping[int, Mapping[Incarnation, WorkerRepor
     """The protocol whose trainers would go on if nothing ran."""
 
     def worth(number: int) -> tuple[bool, int, bool, int]:
-        alike = found[number]
-        return candidates.enough(context, alike), _num_vms(alike), not _failing(context, number), number
+        trainers = found[number]
+        return candidates.enough(context, trainers), _num_vms(trainers), not _failing(context, number), number
 
     return max(found, key=worth)

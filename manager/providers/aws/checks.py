@@ -9,7 +9,7 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Market
 from .. import NotAllowed, ProviderError, Unauthenticated
 from ..settings import AwsSettings
-from ..sizes import Fault, MachineType, architecture_faults, disk_faults, size_faults
+from ..sizes import Fault, VmType, architecture_faults, disk_faults, size_faults
 from .clients import Clients
 from .images import Images
 from .offers import NAME, Offers, region_of
@@ -100,7 +100,7 @@ class Checks:
             yield from self._offered(name, resources, region)
             yield from self._quota(kind, resources, region)
 
-    def _architecture(self, kind: MachineType, resources: Resources, region: str) -> Iterator[Fault]:
+    def _architecture(self, kind: VmType, resources: Resources, region: str) -> Iterator[Fault]:
         name = resources.image_of(NAME) or self._settings.regions[region].image
         if name is None:
             return
@@ -120,7 +120,7 @@ class Checks:
         if not there & set(zones):
             yield "instance_type", f"{name} is not to be had in {', '.join(zones)}"
 
-    def _quota(self, kind: MachineType, resources: Resources, region: str) -> Iterator[Fault]:
+    def _quota(self, kind: VmType, resources: Resources, region: str) -> Iterator[Fault]:
         code = quota_code(kind.name, resources.markets[0])
         if code is None:
             return

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import NotAllowed
-from ..lists import Cache
-from ..sizes import MachineImage
+from ..shared_answers import Cache
+from ..sizes import VmImage
 from .clients import Clients
 from .errors import UnknownToAws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image(MachineImage):
+class Image(VmImage):
     root_device: str
 
 

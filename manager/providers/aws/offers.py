@@ -9,9 +9,9 @@ from typing import Any
 from ...spec.job_spec import Resources
 from ...spec.placement import STATED, Market, Offer, Placement, Price
 from .. import NotAllowed
-from ..lists import Cache
 from ..settings import AwsSettings
-from ..sizes import MachineType
+from ..shared_answers import Cache
+from ..sizes import VmType
 from .clients import Clients
 from .prices import PriceList
 
@@ -39,11 +39,11 @@ class Offers:
             for placement in self._placements(resources, region)
         ]
 
-    def kind(self, region: str, instance_type: str) -> MachineType:
+    def kind(self, region: str, instance_type: str) -> VmType:
         """Look up an instance type. Raises `NotAllowed` if it is unknown."""
         return self._kinds.get((region, instance_type))[1]
 
-    def _look_up(self, key: tuple[str, str]) -> MachineType:
+    def _look_up(self, key: tuple[str, str]) -> VmType:
         region, name = key
         with self._clients.translated(f"instance type {name} in {region}"):
             found = self._clients.ec2(region).describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
@@ -98,10 +98,10 @@ def region_of(resources: Resources, settings: AwsSettings) -> str:
     return region
 
 
-def _kind(name: str, raw: Any) -> MachineType:
+def _kind(name: str, raw: Any) -> VmType:
     gpus = raw.get("GpuInfo", {}).get("Gpus", [])
     sizes = [gpu["MemoryInfo"]["SizeInMiB"] << 20 for gpu in gpus if "MemoryInfo" in gpu]
-    return MachineType(
+    return VmType(
         name=name,
         num_cpus=raw["VCpuInfo"]["DefaultVCpus"],
         memory_bytes=raw["MemoryInfo"]["SizeInMiB"] << 20,

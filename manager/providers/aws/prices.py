@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..lists import Cache
+from ..shared_answers import Cache
 from .clients import Clients
 
 _SPOT_S = 300.0
@@ -15,7 +15,7 @@ _HOURS_A_MONTH = 730.0  # of AWS's own calculator
 
 
 class _Listed(NamedTuple):
-    """What of the price list is asked: products by their fields, and one of their prices."""
+    """A question to the price list: which products, and the unit of the price."""
 
     service: str
     wanted: tuple[tuple[str, str], ...]

@@ -12,8 +12,8 @@ from ....protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnd
 from ...spec.job_spec import Resources
 from ...spec.placement import Attempt, Offer
 from .. import Ended, NotAllowed, Partial, ProviderError, Resource, ResourceStatus
-from ..lists import SharedList
 from ..settings import AwsRegion, AwsSettings
+from ..shared_answers import SharedAnswer
 from . import finding
 from .checks import Checks
 from .clients import Clients
@@ -182,7 +182,7 @@ class AwsProvider:
             raise next(iter(failed.values()))
         return resources
 
-    def _lists(self, find: Callable[[Any, str], list[Resource]]) -> dict[str, SharedList[list[Resource]]]:
+    def _lists(self, find: Callable[[Any, str], list[Resource]]) -> dict[str, SharedAnswer[list[Resource]]]:
         """By region."""
 
         def ask(region: str) -> list[Resource]:
@@ -190,7 +190,7 @@ class AwsProvider:
                 return find(self._clients.ec2(region), self._manager)
 
         return {
-            region: SharedList(lambda region=region: ask(region), self._clock)
+            region: SharedAnswer(lambda region=region: ask(region), self._clock)
             for region in self._settings.regions
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from azure.core.exceptions import AzureError
 
 from .. import Resource, ResourceStatus
-from ..lists import SharedList
+from ..shared_answers import SharedAnswer
 from . import errors
 from .account import KINDS, Kind, ResourceGroup, Thing
 from .request import Names, names_of_thing
@@ -25,8 +25,8 @@ class VmFinder:
     def __init__(self, account: ResourceGroup, manager: str, clock: Callable[[], float]) -> None:
         self._account = account
         self._manager = manager
-        self._lists: dict[Kind, SharedList[Owned]] = {
-            kind: SharedList(lambda kind=kind: self._ask(kind), clock) for kind in KINDS
+        self._lists: dict[Kind, SharedAnswer[Owned]] = {
+            kind: SharedAnswer(lambda kind=kind: self._ask(kind), clock) for kind in KINDS
         }
 
     def get(self, kind: Kind, names: Names) -> Thing | None:

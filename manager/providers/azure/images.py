@@ -13,7 +13,7 @@ from azure.core.exceptions import AzureError, ResourceNotFoundError
 from azure.mgmt.compute import ComputeManagementClient
 
 from .. import NotAllowed
-from ..sizes import MachineImage
+from ..sizes import VmImage
 from . import errors
 
 _NEWEST = "latest"
@@ -24,7 +24,7 @@ class NoImage(NotAllowed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image(MachineImage):
+class Image(VmImage):
     generation: str  # of the hypervisor: V1, V2; empty: unknown
 
 

@@ -13,7 +13,7 @@ import httpx
 
 from ...spec.placement import Market
 from .. import NotAllowed, ProviderError, Throttled
-from ..lists import Cache
+from ..shared_answers import Cache
 
 _TIMEOUT_S = 30.0
 _KEPT_S = 3600.0

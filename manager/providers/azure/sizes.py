@@ -13,8 +13,8 @@ from azure.core.exceptions import AzureError
 from azure.mgmt.compute import ComputeManagementClient
 
 from ...spec.placement import Market
-from ..lists import Cache
-from ..sizes import MachineType
+from ..shared_answers import Cache
+from ..sizes import VmType
 from . import errors
 
 _KEPT_S = 3600.0
@@ -23,8 +23,9 @@ _TOTAL_QUOTA = "cores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size(MachineType):
-    """A type of VM in one region, as this account may use it. Azure's list has no memory of GPUs."""
+class Size(VmType):
+    """A type of VM in one region, as this account may use it. Azure's list does not give
+    the memory of GPUs."""
 
     family: str
     spot: bool

@@ -1,1 +1,5 @@
-"""Views of jobs for users: projections of their state and of the newest reports, as the API sends them."""
+"""Views of jobs for users, as the API sends them.
+
+In: a job's state, its history and the newest reports. Out: pydantic models, a module for each thing that is
+shown. Nothing here changes or waits for anything.
+"""

@@ -26,7 +26,7 @@ def isolated(job: Job) -> str | None:
 
 
 def troubles(job: Job, retried: Iterable[str]) -> list[str]:
-    """What is tried again; `retried`: by the manager."""
+    """What goes wrong and may pass; `retried`: commands that the manager tries again."""
     return sorted({*retried, *_not_understood(job), *_not_saved(job), *_unfit(job)})
 
 

@@ -1,4 +1,4 @@
-"""Answers of a cloud that callers share: lists that several need at once, and what seldom changes."""
+"""Answers of a cloud that callers share: what several need at once, and what seldom changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class SharedList(Generic[T]):
+class SharedAnswer(Generic[T]):
     """Safe to use from several threads."""
 
     def __init__(self, ask: Callable[[], T], clock: Callable[[], float]) -> None:
@@ -23,8 +23,8 @@ class SharedList(Generic[T]):
         self._failure: Exception | None = None  # the newest
 
     def get(self, *, since: float) -> tuple[float, T]:
-        """(when it was requested, a list requested at `since` or later). Raises the request's error, also for
-        callers that waited for it, so that they do not ask one after another while the cloud is down."""
+        """(when it was requested, an answer requested at `since` or later). Raises the request's error, also
+        for callers that waited for it, so that they do not ask one after another while the cloud is down."""
         failures = self._failures
         with self._asking:
             if self._failure is not None and self._failures != failures:
@@ -42,7 +42,7 @@ class SharedList(Generic[T]):
             return found
 
     def forget(self) -> None:
-        """Discard the list, and the one being requested, because something was changed."""
+        """Discard the answer, and the one being requested, because something was changed."""
         self._changes += 1
         self._known = None
 
@@ -55,12 +55,16 @@ class Cache(Generic[K, T]):
         self._ask = ask
         self._clock = clock
         self._seconds = seconds
-        self._answers: dict[K, SharedList[T]] = {}
+        self._answers: dict[K, SharedAnswer[T]] = {}
 
     def get(self, key: K) -> tuple[float, T]:
         """(when it was asked, the answer). Raises what asking raises."""
-        answer = self._answers.setdefault(key, SharedList(lambda: self._ask(key), self._clock))
-        return answer.get(since=self._clock() - self._seconds)
+        answer = self._answers.setdefault(key, SharedAnswer(lambda: self._ask(key), self._clock))
+        try:
+            return answer.get(since=self._clock() - self._seconds)
+        except Exception:
+            self.forget(key)  # the error's frames hold what the callers held
+            raise
 
     def forget(self, key: K) -> None:
         self._answers.pop(key, None)
