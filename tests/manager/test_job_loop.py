@@ -236,3 +236,19 @@ def test_a_tick_is_an_event_like_any_other(tmp_path: Path, decided: list[Event])
             assert isinstance(_besides_answers(decided)[-1], ReportReceived)
 
     asyncio.run(play())
+
+
+def test_a_tick_without_news_leaves_a_job_as_it_is(tmp_path: Path) -> None:
+    """Found: each tick made every job dirty, and so its whole view for whoever watches it."""
+
+    async def play() -> None:
+        async with desk(tmp_path) as here:
+            await joined(here)
+            await here.tick(0.25)
+            job = here.service.jobs["j"]
+            before, job.dirty = job.observations, False
+            await here.tick(0.25)
+            assert not job.dirty
+            assert job.observations.unheard is before.unheard
+
+    asyncio.run(play())
