@@ -468,9 +468,12 @@ def test_in_place_code_gives_what_eager_gives(num_sections: int) -> None:
         torch.testing.assert_close(state[f"weights/{name}"], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_users_line_is_found_in_a_folder_called_torch() -> None:
-    """Found: code below any folder of that name was taken for torch's own."""
+@pytest.mark.parametrize(
+    "user", ["/home/me/torch/train.py", str(Path(torch.__file__).parents[1] / "torchvision" / "resnet.py")]
+)
+def test_the_users_line_is_found_where_a_folder_is_called_like_torch(user: str) -> None:
+    """Found: code below any folder of that name, and beside torch's own, was taken for torch's."""
     node = fx.Graph().placeholder("x")
-    frames = ("/home/me/torch/train.py", torch.nn.__file__)
+    frames = (user, torch.nn.__file__)
     node.meta["stack_trace"] = "".join(f'  File "{file}", line 3, in forward\n    x\n' for file in frames)
-    assert stack_place(node) == ("/home/me/torch/train.py", 3)
+    assert stack_place(node) == (user, 3)

@@ -35,7 +35,7 @@ from makara.manager.providers.aws.finding import resource_of
 from makara.manager.providers.aws.launching import launch_request, token_of
 from makara.manager.providers.aws.provider import AwsProvider
 from makara.manager.providers.opening import open_providers
-from makara.manager.providers.shared_answers import SharedAnswer
+from makara.manager.providers.shared_answers import Cache, SharedAnswer
 from makara.manager.spec.placement import Attempt, Market
 from makara.protocol.messages import BootConfig
 from provider_stands import boot_of
@@ -391,6 +391,18 @@ def test_those_who_wait_for_a_list_that_fails_do_not_ask_one_after_another() -> 
     assert asked == ["once more"]
     shared._ask = lambda: ["at last"]
     assert shared.get(since=0.0) == (5.0, ["at last"]), "who comes later asks anew"
+
+
+def test_a_cache_keeps_nothing_of_what_failed() -> None:
+    """Found: each misspelt name stayed, with the error and all that its frames held."""
+
+    def ask(name: str) -> str:
+        raise ProviderError(f"no image {name}")
+
+    cache = Cache(ask, lambda: 5.0, 60.0)
+    with pytest.raises(ProviderError, match="no image x"):
+        cache.get("x")
+    assert not cache._answers
 
 
 @pytest.mark.parametrize("regions", [(), (FAR,)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from makara.pipeline import Dispatcher, Plan
 from makara.pipeline.traffic import output_of
-from makara.worker.execution.costs import Ran, costs_of, executor_costs, stand_in_plans
+from makara.worker.execution.costs import Ran, all_at_once, costs_of, executor_costs, stand_in_plans
 
 
 def played(plan: Plan, rest_s: float, gap_s: float, way_s: float) -> dict[int, list[Ran]]:
@@ -46,3 +48,21 @@ def test_the_executor_is_measured_on_this_machine() -> None:
     assert costs.operation_s > 0
     assert costs.message_s >= 0
     assert costs.collective_s > 0
+
+
+def test_who_fails_first_is_told_not_who_waited_for_it() -> None:
+    """Found: the first call's time-out hid why the call that it waited for had failed."""
+    failed = threading.Event()
+
+    def waits() -> None:
+        assert failed.wait(30.0)
+        raise TimeoutError("nobody came")
+
+    def fails() -> None:
+        try:
+            raise ValueError("no memory")
+        finally:
+            threading.Timer(0.1, failed.set).start()
+
+    with pytest.raises(ValueError, match="no memory"):
+        all_at_once([waits, fails])
