@@ -269,8 +269,8 @@ def test_why_a_manager_does_not_answer_its_cloud_is_asked(
     aws: Home, change: Callable[[Home], Any], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.up(cut_off="_met")
-    for name, value in {"answers": False, "addresses": ("192.0.2.1", "192.0.2.1")}.items():
-        monkeypatch.setattr(f"makara.manager.cli.clouds.up.{name}", lambda *_, value=value: value)
+    monkeypatch.setattr("makara.manager.cli.clouds.up.answers", lambda *_: False)
+    monkeypatch.setattr(launching, "addresses", lambda _: ("192.0.2.1", "192.0.2.1"))
     aws.folder.trust("an authority")
     aws.folder.is_up("https://192.0.2.1:8700")
     change(aws)
