@@ -18,9 +18,9 @@ class Schedule(StrEnum):
     """How each worker orders its operations (see `makara.pipeline.schedules`).
 
     To add one: a member, what the properties say of it, and its order in `schedules.static_order`. Each is an
-    exhaustive `match`, so the type checker reports what is missing. It does not report that `morphing.choose`
-    and `morphing.keeping.instead` narrow windows, and `morphing.search_space` tries halves, for Varuna only;
-    that a plan with halves is no GPipe is checked below.
+    exhaustive `match`, so the type checker reports what is missing. It does not report what is for Varuna
+    only: narrow windows (`morphing.choose`, `morphing.keeping.instead`), halves (`morphing.search_space`) and
+    unequal pipelines (`morphing.unequal_search`). Jobs run Varuna's; the job file chooses none.
     """
 
     VARUNA = "varuna"

@@ -115,7 +115,8 @@ def processes_where(belongs: Callable[[psutil.Process], bool]) -> Iterator[psuti
 
 
 def kill_group(leader: int) -> None:
-    """Send SIGKILL to a group leader and its group. Callers make sure that the id is still the leader's."""
+    """Send SIGKILL to a group leader and its group. The leader must not have been reaped: its id might be
+    another's."""
     with contextlib.suppress(ProcessLookupError):  # it has not become a leader yet, or all of them have ended
         os.killpg(leader, signal.SIGKILL)
 

@@ -49,16 +49,12 @@ def judge(state: JobState, observations: Observations, now: float, timing: Timin
     unexplained = unheard - explained
     isolated = bool(unexplained) and _most_at_once(others, unexplained, now, lease_s)
     since = (observations.isolated_since or now) if isolated else None
-    judged = {
-        "unheard": unheard,
-        "lost": lost,
-        "silent": silent,
-        "explained": explained,
-        "isolated_since": since,
-    }
-    if all(getattr(observations, name) == value for name, value in judged.items()):
+    known = observations.unheard, observations.lost, observations.silent, observations.explained
+    if (unheard, lost, silent, explained) == known and since == observations.isolated_since:
         return observations
-    return replace(observations, **judged)
+    return replace(
+        observations, unheard=unheard, lost=lost, silent=silent, explained=explained, isolated_since=since
+    )
 
 
 def heard_at(observations: Observations, vm: Vm, now: float) -> float:

@@ -12,7 +12,9 @@ To add a cloud:
   and in `manager/boot/end_vm.py`, which runs without Makara), and how they sign in to a store
   (`StoreIdentity`: in `worker.agent.store_sign_in`);
 * `manager.boot.payload`: the packages that a worker needs for a store of this cloud;
-* for `makara up`: `manager.hosting.host_settings`;
+* `manager.hosting.payload`: the extra of pyproject.toml that has its client, if it is one;
+* `checkpoint.stores`: an object store of its own;
+* for `makara up` and `down`: `manager.hosting.host_settings`, and the places of `manager.cli.clouds.down`;
 * a stand-in in tests/support/provider_stands.py: tests/providers/test_conformance.py holds every provider to
   what the manager relies on.
 

@@ -56,15 +56,20 @@ class Cache(Generic[K, T]):
         self._clock = clock
         self._seconds = seconds
         self._answers: dict[K, SharedAnswer[T]] = {}
+        self._changing = threading.Lock()
 
     def get(self, key: K) -> tuple[float, T]:
         """(when it was asked, the answer). Raises what asking raises."""
-        answer = self._answers.setdefault(key, SharedAnswer(lambda: self._ask(key), self._clock))
+        with self._changing:
+            answer = self._answers.setdefault(key, SharedAnswer(lambda: self._ask(key), self._clock))
         try:
             return answer.get(since=self._clock() - self._seconds)
         except Exception:
-            self.forget(key)  # the error's frames hold what the callers held
+            with self._changing:
+                if self._answers.get(key) is answer:  # else another has taken its place
+                    del self._answers[key]  # the error would keep its frames alive
             raise
 
     def forget(self, key: K) -> None:
-        self._answers.pop(key, None)
+        with self._changing:
+            self._answers.pop(key, None)

@@ -87,6 +87,6 @@ class SteadyRun:
 
     @property
     def _spacing(self) -> int:
-        """One snapshot is taken for each this many that are due."""
+        """Of this many snapshots that are due, one is taken."""
         cycle_ns = self.stall_ns + self.every * self.step_ns
         return max(1, -(-self.publish_ns // cycle_ns))

@@ -170,7 +170,7 @@ class StoreCommands:
         )
 
     async def _or_stuck(self, command: Command, work: Awaitable[Event]) -> Event:
-        """Await `work`. A lasting refusal becomes `CommandStuck`, which waits for a person."""
+        """Await `work`. A lasting refusal, and what only a person can settle, becomes `CommandStuck`."""
         try:
             return await work
         except (*_REFUSALS, Corrupt, HeadAhead, NoReadable) as error:

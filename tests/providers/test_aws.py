@@ -405,6 +405,25 @@ def test_a_cache_keeps_nothing_of_what_failed() -> None:
     assert not cache._answers
 
 
+def test_a_failure_discards_no_answer_that_came_after_it() -> None:
+    """Found: who was told late of a failure discarded the good answer that another had got since."""
+    asked: list[str] = []
+
+    def ask(name: str) -> str:
+        asked.append(name)
+        if len(asked) == 1:
+            cache.forget(name)
+            assert cache.get(name) == (5.0, "good")
+            raise ProviderError("told late")
+        return "good"
+
+    cache = Cache(ask, lambda: 5.0, 60.0)
+    with pytest.raises(ProviderError, match="told late"):
+        cache.get("x")
+    assert cache.get("x") == (5.0, "good")
+    assert len(asked) == 2
+
+
 @pytest.mark.parametrize("regions", [(), (FAR,)])
 def test_what_this_manager_made_is_ended_though_no_list_can_be_had(
     stand: AwsStand, regions: tuple[str, ...]

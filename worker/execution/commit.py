@@ -1,9 +1,9 @@
 """The commit rule: a small all-reduce ends each step; its result is the record that survivors compare.
 
 Each rank contributes a vector of float64; the sum over ranks is the record. A rank contributes only once it
-holds its reduced gradients of the step, so whoever holds a record knows that every rank can apply it. Nothing
-changes weights before. Each entry is contributed by one rank (the others add zero) or is a small integer, so
-the sum is exact in any order.
+holds its reduced gradients of the step, so whoever holds a record knows that every rank can apply it: the
+step counts if a survivor holds its record. Nothing changes weights before. Each entry is contributed by one
+rank (the others add zero) or is a small integer, so the sum is exact in any order.
 
 Layout, for G ranks, Q parameters and B buckets of the model: `[voters] + G x [step, attempt, prepared, flags]
 + Q x [norm] + B x [a bucket's tally in four parts]`. A tally says which contributions are in a rank's part of

@@ -200,8 +200,11 @@ def all_at_once(calls: Sequence[Callable[[], R]]) -> list[R]:
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(1, len(calls))]
     for thread in threads:
         thread.start()
-    run(0)
-    for thread in threads if 0 in found else ():  # one of them may wait for the call that failed
+    try:
+        found[0] = calls[0]()
+    except Exception as error:
+        failed.append(error)
+    for thread in threads if not failed else ():  # one of them may wait for the call that failed
         thread.join()
     if failed:
         raise failed[0]

@@ -1,6 +1,6 @@
 """A step of training on one worker: operations, gradient sums, the commit, and the update of the weights.
 
-What it takes is predicted by `makara.simulator.minibatch`.
+How long it takes is predicted by `makara.simulator.minibatch`.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 from ...spec.placement import Placement
 from .. import worth
-from ..commands import ComputeGrowth, WorkerSlot
+from ..commands import ComputeGrowth, DeathRisk, WorkerSlot
 from ..context import Context
 from ..events import GrowthComputed, JobCommandFailed
 from ..facts import GrowthWeighed
@@ -63,15 +64,25 @@ def may_rent(context: Context, placement: Placement, most: int) -> tuple[int, st
     if num_lacking > 0:
         return min(num_lacking, most), ""
     present, more = _workers(context, placement)
-    terms = _terms(context)
-    about = (tuple(sorted(present)), more, most, terms, state.recipe_version, state.recalibrated_at)
+    costs = _costs(context)
+    sizes = tuple(sorted(present))  # in whatever order
+    about = (sizes, more, most, costs, state.recipe_version, state.recalibrated_at)
     known = next((it for it in context.observations.growth if it.about == about), None)
     if known is None:
         if not any(_is_awaited(context, it) for it in context.observations.growth):
             key = f"{state.job}/growth/{state.num_facts}/{round(context.now * 1000)}"
-            workers = tuple(slot for number, vm in enumerate(present) for slot in _slots(str(number), vm))
-            asked_of = {"key": key, "workers": workers, "more": _slots("more", more), "most": most}
-            context.command(terms.model_copy(update=asked_of))
+            context.command(
+                ComputeGrowth(
+                    key=key,
+                    workers=tuple(slot for n, vm in enumerate(present) for slot in _slots(str(n), vm)),
+                    more=_slots("more", more),
+                    most=most,
+                    least_gain=context.timing.grow_worth_it,
+                    change_s=costs.change_s,
+                    ends_s=costs.ends_s,
+                    risk=costs.risk,
+                )
+            )
             asked = Growth(about, key, context.now)
             context.note(growth=(*context.observations.growth, asked)[-_KEPT:])
         return 0, _ASKED
@@ -107,17 +118,19 @@ def _without_any_plan(context: Context, most: int) -> tuple[int, str]:
 # ---- the question ------------------------------------------------------------------------------------------
 
 
-def _terms(context: Context) -> ComputeGrowth:
-    """The question without its key and VMs: what taking VMs in costs, and for how long they are good (from
-    when they join until the job ends). Times are coarse, so that answers hold for a while."""
+class _Costs(NamedTuple):
+    """What taking VMs in costs, and for how long they are good: from when they join until the job ends. Times
+    are coarse, so that answers hold for a while."""
+
+    change_s: float
+    ends_s: float | None
+    risk: DeathRisk
+
+
+def _costs(context: Context) -> _Costs:
     state, timing = context.state, context.timing
     ends_s = worth.rest_s(context) - worth.join_s(state)
-    return ComputeGrowth(
-        key="",
-        workers=(),
-        more=(),
-        most=0,
-        least_gain=timing.grow_worth_it,
+    return _Costs(
         change_s=worth.coarse(worth.change_s(state, timing)),
         ends_s=None if math.isinf(ends_s) else worth.coarse(ends_s) if ends_s > 0 else 0.0,
         risk=worth.risk(state, context.now, timing),
