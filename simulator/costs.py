@@ -10,9 +10,8 @@ from typing import Any
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from .faults import FileFault
 from .source_lines import read_json
-from .validation import NotNegative, Rate, validated
+from .validation import FileFault, NotNegative, Rate, validated
 
 
 class InvalidCosts(FileFault):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from .faults import FileFault
+from .validation import FileFault
 
 T = TypeVar("T")
 F = TypeVar("F", bound=FileFault)

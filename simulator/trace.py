@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .faults import FileFault
-from .validation import shown
+from .validation import FileFault, shown
 
 
 class InvalidTrace(FileFault):

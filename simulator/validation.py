@@ -9,12 +9,11 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-
-from .faults import FileFault
 
 T = TypeVar("T")
 
@@ -31,6 +30,20 @@ _EXPECTED = {
     ),
     **dict.fromkeys(("list_type", "tuple_type"), "a list"),
 }
+
+
+class FileFault(ValueError):
+    """An invalid file. `message` begins with the field at fault, if any, and a colon; `line` counts from 1
+    and is None if no single line is at fault."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        self.message = message
+        self.line = line
+        super().__init__(message if line is None else f"line {line}: {message}")
+
+    def in_file(self, path: Path | str) -> str:
+        """The message as compilers write it: "costs.json:3: boot_s: ..."."""
+        return f"{path}: {self.message}" if self.line is None else f"{path}:{self.line}: {self.message}"
 
 
 class FieldFaults(ValueError):

@@ -79,7 +79,7 @@ class Effects:
 
     def __post_init__(self) -> None:
         self.trouble: dict[str, dict[str, str]] = {}
-        self._running: dict[str, _Running] = {}  # by key
+        self._tasks: dict[str, _Running] = {}  # by key
         self._held: dict[str, list[Command]] = {}  # of jobs that are set aside; run again when resumed
         self.planner = Planner(self.threads, self.state_of, self.clock, self.choose_plan)
         self.renting = Renting(
@@ -107,9 +107,9 @@ class Effects:
 
     def start(self, job: str, command: Command) -> None:
         """Begin `command`; does nothing if it is already running."""
-        if command.key not in self._running:
+        if command.key not in self._tasks:
             task = asyncio.create_task(self._settle(job, command), name=command.key)
-            self._running[command.key] = _Running(job, command, task)
+            self._tasks[command.key] = _Running(job, command, task)
 
     async def export(self, job: str, call: Callable[[], Export]) -> Export:
         """Run a requested export; only one at a time for each job."""
@@ -120,7 +120,7 @@ class Effects:
         """Whether a running command of the job may read or write its store."""
         return any(
             running.job == job and not isinstance(running.command, RequestVm | ReleaseVm)
-            for running in self._running.values()
+            for running in self._tasks.values()
         )
 
     def hold(self, job: str, command: Command) -> None:
@@ -133,11 +133,11 @@ class Effects:
             self.start(job, command)
 
     def releasing(self, vm: str) -> bool:
-        return f"{vm}/release" in self._running
+        return f"{vm}/release" in self._tasks
 
     async def close(self) -> None:
         """Stop; unfinished commands stay pending in the journal for the next manager."""
-        tasks = [running.task for running in self._running.values()]
+        tasks = [running.task for running in self._tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -157,7 +157,7 @@ class Effects:
         except BaseException as error:  # the journal is unusable: the manager must stop
             self.fatal(error)
         finally:
-            self._running.pop(command.key, None)
+            self._tasks.pop(command.key, None)
             self._clear_trouble(job, command)
 
     async def _result(self, job: str, command: Command) -> Event | None:

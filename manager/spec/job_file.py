@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ...simulator.faults import FileFault
 from ...simulator.source_lines import decode
+from ...simulator.validation import FileFault
 from .job_spec import JobSpec, JobSpecError, parse_yaml, resolve_uri
 from .spec_errors import WHOLE
 

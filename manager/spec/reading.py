@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ...simulator.faults import FileFault
 from ...simulator.source_lines import decode
+from ...simulator.validation import FileFault
 
 T = TypeVar("T")
 

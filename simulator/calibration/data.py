@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, ModelWrapValidatorHandler, model_validator
 from pydantic.dataclasses import dataclass
 
-from ..faults import FileFault
-from ..validation import Count, FieldFaults, NotNegative, PositiveCount, Rate, adapter, validated
+from ..validation import Count, FieldFaults, FileFault, NotNegative, PositiveCount, Rate, adapter, validated
 
 _CUTS = ("cut_bytes", "grad_cut_bytes")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makara.simulator.faults import FileFault
 from makara.simulator.source_lines import Lines, decode, located, parse_json
+from makara.simulator.validation import FileFault
 
 YAML = """\
 # a job
