@@ -1,4 +1,4 @@
-"""Strict types for files that people edit, and what pydantic refuses of them, in words.
+"""Strict types for files that people edit, faults of such files, and what pydantic refuses, in words.
 
 A fault names its field by its path ("training.steps", "links[2].latency_s") and says what would be accepted.
 """

@@ -163,7 +163,7 @@ class JobLoops:
             except Exception as error:  # whether it was journalled is unknown
                 self.fatal(error)
                 raise ManagerFailed("the journal failed") from error
-        job.dirty |= decision.observations.unheard != job.observations.unheard  # isolation is a fact
+        job.dirty |= decision.observations.unheard != job.observations.unheard  # of isolation a fact tells
         job.dirty |= _told(decision.observations) != _told(job.observations)
         job.state, job.observations = decision.state, decision.observations
         for command in decision.commands:
