@@ -153,7 +153,10 @@ def test_a_step_that_would_outlast_a_notice_is_interrupted_and_finished_without_
         assert vm_of(view, doomed)["detail"] == "handed over before its notice ran out"
         events = service.client.get(f"/jobs/{job}/events", since=0)["events"]
         facts = [event["fact"] for event in events if event["fact"]["fact"] == "step_interrupted"]
-        assert [fact["reason"].split()[0] for fact in facts] == [doomed]
+        first, *later = [fact["reason"] for fact in facts]
+        assert first.startswith(f"{doomed} is gone in ")
+        # The VM rented in its place may come while the step sleeps, and be worth an interruption, too.
+        assert all(reason.endswith("sooner under the new plan") for reason in later), later
         assert lost(view) == 0
         [morph] = [morph for morph in view["morphs"] if morph["cause"].startswith("notice for")]
         assert morph["in_flight"]["kept"] > 0
