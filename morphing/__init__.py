@@ -14,7 +14,7 @@ from .choose import choose
 from .copies import copies_in, copies_of, least_vms
 from .failures import FailurePlan, failure_plans, least_bounds_s
 from .infeasible import too_deep
-from .keeping.instead import Before, loading_s, prospect_of, rerouted, saved_bytes
+from .keeping.instead import Before, loading_s, prospect_of, rerouted
 from .keeping.reforming import reformed
 from .placement import Roster, Slot, place, place_in
 from .recovery import (
@@ -77,7 +77,6 @@ __all__ = [
     "reformed",
     "reroute",
     "rerouted",
-    "saved_bytes",
     "stage_table",
     "templates",
     "too_deep",

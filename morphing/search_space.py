@@ -226,7 +226,8 @@ class Options:
 
         `keeping`: each where it keeps most of what it holds.
         """
-        holding, weights = (self.request.holding, self.calibration.state_bytes) if keeping else ({}, ())
+        holding = self.request.holding if keeping else {}
+        weights = self.request.calibration.saved_bytes if keeping else ()
         slots = place(self.roster.used(count), split.stages, holding, weights, slow=split.slow)
         if copies_in_grid(slots, len(split.stages)) >= self.copies:
             return slots

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from ..pipeline import Schedule
 from .copies import copies_of, too_few
-from .keeping.instead import saved_bytes
 from .placement import place_in, speed_class
 from .request import Candidate, Choice
 from .search_space import Options
@@ -101,7 +100,7 @@ def played(options: Options, combination: Combination, mode: Mode) -> Choice | N
         frozen=calibration.frozen,
     )
     used = options.roster.used(plan.num_workers)
-    slots = place_in(plan.ranges, used, request.holding, saved_bytes(calibration))
+    slots = place_in(plan.ranges, used, request.holding, request.calibration.saved_bytes)
     step = request.simulated(plan, calibration, slots)
     if max(step.peak_bytes) > options.capacity():
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ...morphing import saved_bytes
 from ...morphing.in_flight import StepInFlight
 from ...pipeline import Range
 from ...simulator import Calibration, MorphCosts
@@ -16,7 +15,7 @@ class Bytes:
     """Sizes of ranges of sections, and what moving them takes."""
 
     def __init__(self, calibration: Calibration, costs: MorphCosts) -> None:
-        self._sizes = saved_bytes(calibration)
+        self._sizes = calibration.saved_bytes
         self._gradients = calibration.gradient_bytes
         self._link = calibration.inter_vm
         self._costs = costs

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...morphing import Choice, Infeasible, Roster, Slot, place_in
 from ...pipeline import Plan, Range
+from ...simulator import Calibration
 from ..core.commands import ComputePlan
 from ..core.events import PlanComputed
 from ..core.state import JobState
@@ -19,10 +20,11 @@ from ..service.planning.requests import holding
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An answer, and which of its ranks shared a VM."""
+    """An answer, what placed its ranks, and which of them shared a VM."""
 
     answer: PlanComputed
     ranges: tuple[Range, ...]
+    saved_bytes: Sequence[int]
     together: tuple[int, ...]
 
 
@@ -78,7 +80,7 @@ class CachedPlanner:
         answer = compute()
         self.asked_s += time.perf_counter() - began
         self.num_asked += 1
-        self._known[key] = _remembered(answer, command)
+        self._known[key] = _remembered(answer, state, command)
         return answer
 
 
@@ -94,12 +96,14 @@ def key_of(state: JobState, command: ComputePlan) -> Hashable:
     return state.spec.parallelism, command.risk, len(workers), alike, tuple(sorted(sizes.values()))
 
 
-def _remembered(answer: PlanComputed, command: ComputePlan) -> _Known:
+def _remembered(answer: PlanComputed, state: JobState, command: ComputePlan) -> _Known:
     if answer.plan is None:
-        return _Known(answer, (), ())
+        return _Known(answer, (), (), ())
     plan = Plan.from_json(answer.plan)
     vm_of = {slot.worker: slot.vm for slot in command.workers}
-    return _Known(answer, plan.ranges, _together([vm_of[worker] for worker in answer.workers]))
+    assert state.calibration is not None, "a plan needs the calibration"
+    saved_bytes = Calibration.from_json(state.calibration).saved_bytes
+    return _Known(answer, plan.ranges, saved_bytes, _together([vm_of[worker] for worker in answer.workers]))
 
 
 def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> PlanComputed | None:
@@ -110,7 +114,7 @@ def _again(known: _Known, state: JobState, command: ComputePlan, now: float) -> 
     slots = [Slot(slot.worker, slot.vm, slot.memory_bytes) for slot in command.workers]
     held = holding(state)
     used = Roster(slots, held).used(len(known.answer.workers))
-    placed = place_in(known.ranges, used, held, _state_bytes(state))
+    placed = place_in(known.ranges, used, held, known.saved_bytes)
     if _together([slot.vm for slot in placed]) != known.together:
         return None
     plan = {**known.answer.plan, "generation": command.generation}
@@ -123,11 +127,6 @@ def _together(vms: Sequence[str]) -> tuple[int, ...]:
     """For each rank the first rank on the same VM."""
     first: dict[str, int] = {}
     return tuple(first.setdefault(vm, rank) for rank, vm in enumerate(vms))
-
-
-def _state_bytes(state: JobState) -> Sequence[int]:
-    assert state.calibration is not None, "a plan needs the calibration"
-    return state.calibration["state_bytes"]
 
 
 def answer_of(command: ComputePlan, found: Choice | Infeasible, now: float) -> PlanComputed:

@@ -92,7 +92,7 @@ def loading_s(
     As `transfers` has them sent; whoever receives or sends most is waited for. What no worker of the plan
     holds is counted where it is received.
     """
-    sizes, nobody = saved_bytes(calibration), len(workers)
+    sizes, nobody = calibration.saved_bytes, len(workers)
     holders: dict[int, list[int]] = {}
     for member, worker in enumerate(workers):
         for section in holding[worker].sections if worker in holding else ():
@@ -105,15 +105,6 @@ def loading_s(
     most = max(*received, *sent[:nobody])
     link = calibration.inter_vm
     return link.latency_s + most / link.bytes_per_s if most else 0.0
-
-
-def saved_bytes(calibration: Calibration) -> Sequence[int]:
-    """Of each section, what a checkpoint or a new host of it needs: its state without gradient sums."""
-    # Older calibrations do not say.
-    return calibration.snapshot_bytes or [
-        max(0, state - sums)
-        for state, sums in zip(calibration.state_bytes, calibration.gradient_bytes, strict=True)
-    ]
 
 
 def _windows(request: Request, plan: Plan, slots: Sequence[Slot]) -> list[int | None]:

@@ -23,7 +23,7 @@ from ..stages import Mode
 from ..templates import Template, stage_costs, template_of
 from ..unequal import Combination, combinations, pool, shared
 from ..unequal_search import devices_per_vm, played, time_ns
-from .instead import Before, prospect_of, saved_bytes
+from .instead import Before, prospect_of
 from .recutting import recut
 from .whole import Stages, whole_pipelines
 
@@ -95,7 +95,7 @@ class _Valuation:
         key, request = tuple(spans), self._options.request
         if key not in self._places:
             used = self._options.roster.used(len(spans))
-            self._places[key] = place_in(spans, used, request.holding, saved_bytes(request.calibration))
+            self._places[key] = place_in(spans, used, request.holding, request.calibration.saved_bytes)
         return self._places[key]
 
 
@@ -166,7 +166,7 @@ class _Search:
     def _recut(self, draft: _Draft, slack: float) -> Iterator[_Draft]:
         """The draft with new pipelines cut where less moves, if there are such cuts."""
         request, slots = self._options.request, self._valuation.placed(draft.spans)
-        sizes = saved_bytes(request.calibration)
+        sizes = request.calibration.saved_bytes
         costs = stage_costs(self._options.table, self._capacity, draft.mode)
         templates, first, num_kept = list[Template](), 0, draft.num_kept
         pairs = zip(draft.combination.templates, draft.combination.shares, strict=True)

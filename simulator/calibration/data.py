@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -208,6 +208,14 @@ class Calibration(Record):
         """How many of the first sections get no gradient: they have none to all-reduce, and receive none."""
         gradients = zip(self.gradient_bytes, self.grad_cut_bytes, strict=False)
         return sum(1 for _ in itertools.takewhile(lambda both: both == (0, 0), gradients))
+
+    @property
+    def saved_bytes(self) -> Sequence[int]:
+        """Of each section, what a checkpoint or a new host of it needs: its state without gradient sums."""
+        # Older calibrations do not say.
+        return self.snapshot_bytes or [
+            max(0, state - sums) for state, sums in zip(self.state_bytes, self.gradient_bytes, strict=True)
+        ]
 
     def name(self, section: int) -> str:
         """The section's number, with its label if there is one: "section 3, layers.3 (model.py:88),"."""

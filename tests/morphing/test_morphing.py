@@ -601,6 +601,22 @@ def test_workers_stay_with_the_sections_they_hold() -> None:
     )
 
 
+def test_who_holds_the_model_keeps_what_would_take_longest_to_send_not_what_is_resident() -> None:
+    """Sums of gradients are resident, and go nowhere."""
+    calibration = uniform(2, state_bytes=(100, 60), gradient_bytes=(90, 0), snapshot_bytes=(10, 60))
+    answer = chosen(
+        choose(
+            request(
+                calibration,
+                slots(2),
+                holding={"w0": Range(0, 2)},
+                pipeline_parallel_degree=2,
+            )
+        )
+    )
+    assert answer.workers == ("w1", "w0")
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

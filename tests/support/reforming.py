@@ -18,7 +18,6 @@ from makara.morphing import (
     TemplateStage,
     plan_of,
     prospect,
-    saved_bytes,
     stage_table,
     transfers,
     worths,
@@ -66,7 +65,7 @@ class Model:
     @cached_property
     def sizes(self) -> Sequence[int]:
         """Bytes of each section that a new host of it receives."""
-        return saved_bytes(self.calibration)
+        return self.calibration.saved_bytes
 
     @property
     def least(self) -> int:
