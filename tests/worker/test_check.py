@@ -67,7 +67,25 @@ def with_custom_functions() -> Training:
     return sound(model=lambda: Net(coupled_models.Custom))
 
 
-@pytest.mark.parametrize("build", [sound, models.untied_mlp, models.skip_model, with_custom_functions])
+class Expanded(Net):
+    """One number in memory for all elements of a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.full((1,), 0.5).expand(8, 1))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) + self.offset
+
+
+def with_an_expanded_buffer() -> Training:
+    return sound(model=Expanded)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [sound, models.untied_mlp, models.skip_model, with_custom_functions, with_an_expanded_buffer],
+)
 def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], Training]) -> None:
     report = examine(build())
     assert report["findings"] == []

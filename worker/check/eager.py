@@ -127,7 +127,7 @@ class EagerModel:
                         f"{list(tensor.shape)} now and was "
                         f"{list(known[name].shape) if name in known else 'not there'}"
                     )
-                tensor.copy_(self._traced.initial(name))
+                _write(tensor, self._traced.initial(name))
 
     def move_last_bits(self) -> float:
         """Make every weight larger or smaller by its last bit; returns the largest relative change."""
@@ -145,7 +145,15 @@ class EagerModel:
         with torch.no_grad():
             for name, buffer in self.module.named_buffers():
                 if name in values:
-                    buffer.copy_(values[name])
+                    _write(buffer, values[name])
+
+
+def _write(target: Tensor, value: Tensor) -> None:
+    """Copy `value` into `target`, once where an expanded dimension repeats one element."""
+    for dim, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dim] > 1:
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    target.copy_(value)
 
 
 def _after(before: Tensor | None, values: list[Tensor]) -> Tensor:
