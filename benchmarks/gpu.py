@@ -133,7 +133,7 @@ def _train(job: JobSettings, plan: Plan, recipe: Recipe, folder: Path) -> tuple[
             trainer.wait(lambda report: report.phase is Phase.FINISHED)
     found = [[line.split() for line in path.read_text().splitlines()] for path in steps.iterdir()]
     return (
-        max(statistics.median(float(seconds) for seconds, _ in lines[WARM:]) for lines in found),
+        max(statistics.median(float(seconds) for seconds, *_ in lines[WARM:]) for lines in found),
         max(int(lines[-1][1]) for lines in found),
     )
 

@@ -1,6 +1,7 @@
-"""A trainer that writes down what each step took, and its peak of the GPU's memory so far.
+"""A trainer that writes down what each step took, and what it has had of the GPU's memory at most.
 
-A line for each step in a file of its process: seconds and bytes.
+A line for each step in a file of its process: seconds, and bytes: the peaks of tensors and of what torch's
+allocator has reserved for them, what it reserves now, and what all processes use of the GPU now.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def step(self: Stepper, ballot: CommitRequest) -> StepResult:
     began = time.monotonic()
     result = _step(self, ballot)
     with STEPS.open("a") as file:
-        file.write(f"{time.monotonic() - began} {torch.cuda.max_memory_allocated()}\n")
+        free, whole = torch.cuda.mem_get_info()
+        peaks = f"{torch.cuda.max_memory_allocated()} {torch.cuda.max_memory_reserved()}"
+        file.write(f"{time.monotonic() - began} {peaks} {torch.cuda.memory_reserved()} {whole - free}\n")
     return result
 
 
