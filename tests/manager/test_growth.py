@@ -30,6 +30,7 @@ from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.manager.spec.job_spec import Resilience
 from makara.morphing import Infeasible, Request, Slot, choose
+from makara.protocol.gpu_memory import usable_bytes
 from makara.simulator import Calibration
 from rented_script import OFFER, PLACE, RentedScript, StepTimes, all_alike, answer, running, shared
 
@@ -297,6 +298,16 @@ def test_a_vm_more_is_taken_to_be_as_others_of_its_type_else_as_the_usual_one() 
     other.event(OffersSeen(now=other.now, offers=(offer,)))
     other.wait(0.25)
     assert [(slot.slowdown, slot.memory_bytes) for slot in other.last(ComputeGrowth).more] == [(1.0, 7 << 30)]
+
+
+def test_a_gpu_of_an_offer_counts_with_what_can_be_used_of_it() -> None:
+    script = running(3, max_nodes=4, step_s=None)
+    place = PLACE.model_copy(update={"instance_type": "gpu"})
+    gpu = {"placement": place, "num_gpus": 1, "gpu_memory_bytes": 16 << 30}
+    script.event(OffersSeen(now=script.now, offers=(OFFER.model_copy(update=gpu),)))
+    script.wait(0.25)
+    [slot] = script.last(ComputeGrowth).more
+    assert slot.memory_bytes == usable_bytes(16 << 30) == pytest.approx(0.89 * (16 << 30), rel=0.01)
 
 
 # ---- the planner's part ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from makara.protocol.gpu_memory import usable_bytes
 from makara.protocol.messages import BootConfig, Phase
 from makara.worker.agent import devices
 from makara.worker.agent.devices import environment_of_device, find_devices, gpu_memories
@@ -62,13 +63,13 @@ def test_gpus_are_those_that_torch_finds_where_there_is_a_driver(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 80\necho 40\n")
+    python.write_text("#!/bin/sh\necho 85000000000\necho 1000\n")
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     drivers = tmp_path / "gpus"
     assert gpu_memories(drivers) == []
     (drivers / "0000:00:1e.0").mkdir(parents=True)
-    assert gpu_memories(drivers) == [80, 40]
+    assert gpu_memories(drivers) == [usable_bytes(85_000_000_000), 0]
 
 
 @pytest.mark.parametrize(

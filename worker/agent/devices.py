@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ...protocol.gpu_memory import usable_bytes
 from ...protocol.messages import BootConfig, DeviceInfo, DeviceKind
 from ..memory_watch import total_bytes
 
@@ -40,13 +41,13 @@ def find_devices(boot: BootConfig) -> list[DeviceInfo]:
 
 
 def gpu_memories(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> list[int]:
-    """Bytes of each GPU that trainers started here would find; none without a driver, whose folder `drivers`
-    is. Another process asks torch, which is too large to keep loaded here."""
+    """Usable bytes of each GPU that trainers started here would find; none without a driver, whose folder
+    `drivers` is. Another process asks torch, which is too large to keep loaded here."""
     if not any(drivers.glob("*")):
         return []
     command = [sys.executable, "-P", "-c", _ASK_TORCH]
     answer = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return [int(line) for line in answer.stdout.split()]
+    return [usable_bytes(int(line)) for line in answer.stdout.split()]
 
 
 def environment_of_device(

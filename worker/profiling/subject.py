@@ -21,6 +21,7 @@ from ...model.partition.partition import Sections, choose_cuts, sections_for_wor
 from ...model.partition.prices import measured_prices
 from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training
+from ...protocol.gpu_memory import usable_bytes
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings
 from ...protocol.survey import Layout, SectionRow, TiedParameters
@@ -180,7 +181,7 @@ def device_name(device: torch.device, instruction_set: InstructionSet = "native"
 def memory_of(device: torch.device, job: JobSettings) -> int:
     """Bytes that one worker may use."""
     if device.type == "cuda":
-        whole = torch.cuda.get_device_properties(device).total_memory
+        whole = usable_bytes(torch.cuda.get_device_properties(device).total_memory)
     else:
         whole = total_bytes() // job.workers_per_node
     return min(whole, job.device_memory_bytes or whole)
