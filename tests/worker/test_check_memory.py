@@ -78,7 +78,7 @@ class Recurrent(nn.Module):
         self.cells, self.last = kind(WIDTH, 256, batch_first=True), nn.Linear(256, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.unsqueeze(1) * torch.linspace(0, 1, 128).unsqueeze(1)
+        rows = x.unsqueeze(1) * torch.linspace(0, 1, 32).unsqueeze(1)
         return self.last(self.cells(rows)[0].mean(1))
 
 
@@ -115,8 +115,8 @@ def bare_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
         ("Constant()", 1),
         ("Attention(0.1, False)", 2),
         ("Attention(0.0, True)", 2),
-        ("Recurrent(nn.LSTM)", 64),
-        ("Recurrent(nn.GRU)", 64),
+        ("Recurrent(nn.LSTM)", 256),
+        ("Recurrent(nn.GRU)", 256),
     ],
 )
 def test_the_process_takes_no_more_than_was_said(

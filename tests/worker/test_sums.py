@@ -96,8 +96,8 @@ def test_any_order_and_grouping_gives_the_same_bits(seed: int, monkeypatch: pyte
         order = list(range(9))
         shuffle.shuffle(order)
         cut = shuffle.randint(1, 8)
-        monkeypatch.setattr(grad_sums, "_REDUCED_AT_ONCE", shuffle.choice([3, 64, 1 << 22]))
-        monkeypatch.setattr(grad_sums, "_CHUNK", shuffle.choice([2, 50, 1 << 16]))
+        monkeypatch.setattr(grad_sums, "_REDUCED_AT_ONCE", shuffle.choice([501, 4096, 1 << 22]))
+        monkeypatch.setattr(grad_sums, "_CHUNK", shuffle.choice([250, 999, 1 << 16]))
         total = summed(parts, [order[:cut], order[cut:]], scales, 9.0)
         assert not total.overflowed
         for name, value in total.gradients.items():
