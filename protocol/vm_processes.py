@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,16 @@ class VmProcesses:
         self._vm = vm
         self._folder = folder
 
-    def start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Start the agent as the leader of a session. The caller writes `record` to the folder."""
+    def start(
+        self, command: Sequence[str], variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent as the leader of a session, with `variables` of its own. The caller writes `record`
+        to the folder."""
         with open(self._folder / "agent.log", "ab") as log:
             return subprocess.Popen(
                 command,
                 cwd=self._folder,
-                env={**os.environ, _NAME: self._vm, _PLACE: _place(self._folder)},
+                env={**os.environ, **(variables or {}), _NAME: self._vm, _PLACE: _place(self._folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,10 +1,10 @@
 """VMs that are process groups on this machine, each with a session and a folder of its own.
 
-`<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `agent.log`, and
-files of the agent and its trainers; once the VM has ended, only its logs. VMs outlive the manager. A new
-manager finds them by `vm.json`, or, if the old one died before writing that, by their environment: MAKARA_VM
-is the VM's name, and MAKARA_VM_FOLDER its folder, since other managers on this machine may have VMs of the
-same name.
+`<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `gpus.json` (which of
+the machine's it has), `agent.log`, and files of the agent and its trainers; once the VM has ended, only its
+logs. VMs outlive the manager. A new manager finds them by `vm.json`, or, if the old one died before writing
+that, by their environment: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since other managers
+on this machine may have VMs of the same name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from ...protocol.gpus import VISIBLE, shown_gpus
 from ...protocol.messages import BootConfig, NoticeFile
 from ...protocol.vm_processes import RECORD, VmProcesses, record
 from ...protocol.wiping import wipe
@@ -34,6 +36,7 @@ FaultKind = Literal["kill", "notice", "stop", "continue"]
 log = logging.getLogger("makara.manager")
 
 _CONSOLE_BYTES = 8 << 10
+_GPUS = "gpus.json"
 _ENDED: dict[str, Any] = {"ended": True}
 
 
@@ -76,8 +79,10 @@ class LocalProvider:
             if self._capacity is not None and self._num_running() >= self._capacity:
                 raise NoCapacity(f"no local VM to be had now: {self._capacity} may live at a time")
             try:
+                gpus = self._gpus_for(boot)
                 write_private(directory / "boot.json", boot.model_dump_json().encode())
-                self._spawn(boot.vm, directory)
+                write_private(directory / _GPUS, json.dumps(gpus).encode())
+                self._spawn(boot.vm, directory, gpus)
             except OSError as error:
                 raise NotAllowed(f"cannot start local VM {boot.vm}: {error}") from error
         return boot.vm
@@ -142,11 +147,26 @@ class LocalProvider:
 
     # ---- processes -----------------------------------------------------------------------------------------
 
-    def _spawn(self, vm: str, directory: Path) -> None:
-        child = self._processes(vm).start([*self._command, str(directory / "boot.json")])
+    def _spawn(self, vm: str, directory: Path, gpus: Sequence[str]) -> None:
+        shown = {VISIBLE: ",".join(gpus)} if gpus else {}
+        child = self._processes(vm).start([*self._command, str(directory / "boot.json")], shown)
         self._children[vm] = child
         self._remember_start(vm, child.pid)
         threading.Thread(target=self._watch, args=(vm, child), name=f"watch {vm}", daemon=True).start()
+
+    def _gpus_for(self, boot: BootConfig) -> list[str]:
+        """One for each trainer, those first that the fewest living VMs have; none where there are fewer."""
+        gpus = shown_gpus() if boot.device_kind != "cpu" else []
+        if len(gpus) < boot.num_devices:
+            return []  # the agent says what is wrong, if anything is
+        taken = Counter(gpu for vm in self._living() for gpu in self._gpus_of(vm))
+        return sorted(gpus, key=lambda gpu: taken[gpu])[: boot.num_devices]
+
+    def _gpus_of(self, vm: str) -> list[str]:
+        try:
+            return json.loads((self._folder / vm / _GPUS).read_bytes())
+        except FileNotFoundError:  # of an earlier version
+            return []
 
     def _watch(self, vm: str, child: subprocess.Popen[bytes]) -> None:
         child.wait()
@@ -178,7 +198,10 @@ class LocalProvider:
         return [path.parent.name for path in self._folder.glob(f"*/{RECORD}")]
 
     def _num_running(self) -> int:
-        return sum(self._processes(vm).leader() is not None for vm in self._vms())
+        return len(self._living())
+
+    def _living(self) -> list[str]:
+        return [vm for vm in self._vms() if self._processes(vm).leader() is not None]
 
     def _processes(self, vm: str) -> VmProcesses:
         return VmProcesses(vm, self._folder / vm)

@@ -30,7 +30,7 @@ from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.manager.spec.job_spec import Resilience
 from makara.morphing import Infeasible, Request, Slot, choose
-from makara.protocol.gpu_memory import usable_bytes
+from makara.protocol.gpus import usable_bytes
 from makara.simulator import Calibration
 from rented_script import OFFER, PLACE, RentedScript, StepTimes, all_alike, answer, running, shared
 

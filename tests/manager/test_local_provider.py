@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 import sys
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from makara.manager.providers import Ended, NoCapacity, ProviderError, ResourceStatus, statuses
+from makara.manager.providers import Ended, NoCapacity, ProviderError, ResourceStatus, local, statuses
 from makara.manager.providers.local import LocalProvider
 from makara.manager.spec.placement import Attempt, Placement
 from makara.protocol.messages import BootConfig, NoticeFile
@@ -218,6 +219,22 @@ def test_beyond_its_capacity_there_is_none_to_be_had(cloud: Cloud) -> None:
 def test_faults_are_for_vms_that_run(cloud: Cloud, vm: str) -> None:
     with pytest.raises(ProviderError, match="not running"):
         cloud.provider.inject(vm, "kill")
+
+
+def test_vms_share_out_the_gpus_of_the_machine(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found: all took the first."""
+    monkeypatch.setattr(local, "shown_gpus", lambda: ["0", "GPU-ab", "2"])
+
+    def shown(vm: str) -> str | None:
+        return {process.environ().get("CUDA_VISIBLE_DEVICES") for process in cloud.start(vm)}.pop()
+
+    assert [shown(vm) for vm in "abcd"] == ["0", "GPU-ab", "2", "0"]
+    cloud.provider.release("b")
+    cloud.provider.close()
+    cloud.provider = cloud.new_provider()
+    assert [shown(vm) for vm in "ef"] == ["GPU-ab", "GPU-ab"]
+    monkeypatch.setattr(local, "shown_gpus", list)
+    assert shown("g") == os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from makara.protocol.gpu_memory import usable_bytes
+from makara.protocol.gpus import shown_gpus, usable_bytes
 from makara.protocol.messages import BootConfig, Phase
 from makara.worker.agent import devices
 from makara.worker.agent.devices import environment_of_device, find_devices, gpu_memories
@@ -70,6 +70,20 @@ def test_gpus_are_those_that_torch_finds_where_there_is_a_driver(
     assert gpu_memories(drivers) == []
     (drivers / "0000:00:1e.0").mkdir(parents=True)
     assert gpu_memories(drivers) == [usable_bytes(85_000_000_000), 0]
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [(None, ["0", "1"]), ("1", ["1"]), ("GPU-ab, 0", ["GPU-ab", "0"]), ("1,-1,0", ["1"]), ("", [])],
+)
+def test_gpus_are_named_as_the_environment_names_them(
+    tmp_path: Path, shown: str | None, found: list[str]
+) -> None:
+    environment = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+    assert shown_gpus(environment, tmp_path) == []
+    for name in ("0000:00:1e.0", "0000:00:1f.0"):
+        (tmp_path / name).mkdir()
+    assert shown_gpus(environment, tmp_path) == found
 
 
 @pytest.mark.parametrize(

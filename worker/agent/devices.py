@@ -8,11 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...protocol.gpu_memory import usable_bytes
+from ...protocol.gpus import DRIVERS, VISIBLE, usable_bytes
 from ...protocol.messages import BootConfig, DeviceInfo, DeviceKind
 from ..memory_watch import total_bytes
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _ASK_TORCH = """
 import torch
 for n in range(torch.cuda.device_count()):
@@ -40,7 +39,7 @@ def find_devices(boot: BootConfig) -> list[DeviceInfo]:
     ]
 
 
-def gpu_memories(drivers: Path = Path("/proc/driver/nvidia/gpus")) -> list[int]:
+def gpu_memories(drivers: Path = DRIVERS) -> list[int]:
     """Usable bytes of each GPU that trainers started here would find; none without a driver, whose folder
     `drivers` is. Another process asks torch, which is too large to keep loaded here."""
     if not any(drivers.glob("*")):
@@ -56,5 +55,5 @@ def environment_of_device(
     """The variables that show a trainer its own GPU alone, of those that the agent is shown."""
     if kind != "cuda":
         return {}
-    shown = inherited.get(_VISIBLE)
-    return {_VISIBLE: str(index) if shown is None else shown.split(",")[index].strip()}
+    shown = inherited.get(VISIBLE)
+    return {VISIBLE: str(index) if shown is None else shown.split(",")[index].strip()}

@@ -21,7 +21,7 @@ from ...model.partition.partition import Sections, choose_cuts, sections_for_wor
 from ...model.partition.prices import measured_prices
 from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training
-from ...protocol.gpu_memory import usable_bytes
+from ...protocol.gpus import usable_bytes
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings
 from ...protocol.survey import Layout, SectionRow, TiedParameters

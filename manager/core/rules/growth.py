@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ....protocol.gpu_memory import usable_bytes
+from ....protocol.gpus import usable_bytes
 from ...spec.placement import Placement
 from .. import worth
 from ..commands import ComputeGrowth, DeathRisk, WorkerSlot
