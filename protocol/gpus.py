@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +10,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 DRIVERS = Path("/proc/driver/nvidia/gpus")
 """The driver's folder: an entry for each GPU."""
 
-# Measured on an H200 with torch 2.11 (docs/decisions/0430): CUDA's context and loaded kernels took 0.8 GB of
+# Measured on an H200 with torch 2.11 (docs/decisions/0430): CUDA's context and loaded kernels took 0.8 GB in
 # each process, and torch's allocator reserved 6 and 9 % more than the tensors of two trainers had at most.
 _OUTSIDE_BYTES = 1 << 30
-_GAPS = 0.05  # it gives back what it has reserved in vain before it raises an error
+_GAPS = 0.1
 
 
 def usable_bytes(gpu_bytes: int) -> int:
@@ -25,11 +24,23 @@ def usable_bytes(gpu_bytes: int) -> int:
     return max(0, round((gpu_bytes - _OUTSIDE_BYTES) * (1 - _GAPS)))
 
 
-def shown_gpus(environment: Mapping[str, str] = os.environ, drivers: Path = DRIVERS) -> list[str]:
-    """The GPUs that a process with this environment finds, as `CUDA_VISIBLE_DEVICES` names them."""
-    every = [str(number) for number, _ in enumerate(drivers.glob("*"))]
+def shown_gpus(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
+    """The GPUs that a process with this environment finds, as `CUDA_VISIBLE_DEVICES` names them.
+
+    None where they cannot be told apart by name: parts of GPUs (MIG) without names, or names of two kinds.
+    `root`: the folder of `dev` and `proc`.
+    """
+    # In a container the driver may list GPUs of the machine that are not the container's.
+    listed, nodes = (root / DRIVERS.relative_to("/")).glob("*"), (root / "dev").glob("nvidia[0-9]*")
+    every = [str(number) for number, _ in enumerate(zip(listed, nodes, strict=False))]
     shown = environment.get(VISIBLE)
-    if shown is None or not every:
-        return every
-    names = (name.strip() for name in shown.split(","))
-    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA reads it
+    if shown is None:
+        parts = (root / "proc/driver/nvidia/capabilities").glob("gpu*/mig/gi*")
+        return [] if any(parts) else every
+    names: list[str] = []
+    for name in map(str.strip, shown.split(",")):
+        if not name or name.startswith("-") or (name.isdigit() and name not in every):
+            break  # as CUDA reads it
+        names.append(name)
+    unlike = len({name.isdigit() for name in names}) > 1 or len(set(names)) < len(names)
+    return [] if unlike or not every else names

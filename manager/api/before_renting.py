@@ -149,12 +149,6 @@ def machines_of(resources: Resources, offers: Sequence[Offer]) -> list[MachineTy
     """The offered types, each once."""
     by_type = {offer.placement.instance_type: offer for offer in offers}
     return [
-        MachineType(instance_type=name, worker_bytes=_worker_bytes(resources, offer))
+        MachineType(instance_type=name, worker_bytes=offer.worker_bytes(resources.workers_per_node))
         for name, offer in by_type.items()
     ]
-
-
-def _worker_bytes(resources: Resources, offer: Offer) -> int | None:
-    if offer.num_gpus:
-        return offer.gpu_memory_bytes
-    return None if offer.memory_bytes is None else offer.memory_bytes // resources.workers_per_node

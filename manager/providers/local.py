@@ -1,10 +1,10 @@
 """VMs that are process groups on this machine, each with a session and a folder of its own.
 
 `<home>/vms/<vm>/` holds `boot.json` (mode 0600), `vm.json` (process id and start time), `gpus.json` (which of
-the machine's it has), `agent.log`, and files of the agent and its trainers; once the VM has ended, only its
-logs. VMs outlive the manager. A new manager finds them by `vm.json`, or, if the old one died before writing
-that, by their environment: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since other managers
-on this machine may have VMs of the same name.
+the machine's GPUs it has), `agent.log`, and files of the agent and its trainers; once the VM has ended, only
+its logs. VMs outlive the manager. A new manager finds them by `vm.json`, or, if the old one died before
+writing that, by their environment: MAKARA_VM is the VM's name, and MAKARA_VM_FOLDER its folder, since other
+managers on this machine may have VMs of the same name.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class LocalProvider:
         threading.Thread(target=self._watch, args=(vm, child), name=f"watch {vm}", daemon=True).start()
 
     def _gpus_for(self, boot: BootConfig) -> list[str]:
-        """One for each trainer, those first that the fewest living VMs have; none where there are fewer."""
+        """One for each trainer, those first that the fewest living VMs have; none if there are too few."""
         gpus = shown_gpus() if boot.device_kind != "cpu" else []
         if len(gpus) < boot.num_devices:
             return []  # the agent says what is wrong, if anything is
@@ -165,8 +165,8 @@ class LocalProvider:
     def _gpus_of(self, vm: str) -> list[str]:
         try:
             return json.loads((self._folder / vm / _GPUS).read_bytes())
-        except FileNotFoundError:  # of an earlier version
-            return []
+        except FileNotFoundError:  # of an earlier version, whose VMs all took the first ones
+            return shown_gpus()[:1]
 
     def _watch(self, vm: str, child: subprocess.Popen[bytes]) -> None:
         child.wait()

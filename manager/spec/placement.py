@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from ...protocol.gpus import usable_bytes
 from .frozen import Frozen
 
 
@@ -48,6 +49,12 @@ class Offer(Frozen):
     memory_bytes: int | None = None
     num_gpus: int = 0
     gpu_memory_bytes: int | None = None  # of each
+
+    def worker_bytes(self, num_workers: int) -> int | None:
+        """What plans may use of a VM's memory for each of its workers; None: unknown."""
+        if self.num_gpus:
+            return None if self.gpu_memory_bytes is None else usable_bytes(self.gpu_memory_bytes)
+        return None if self.memory_bytes is None else self.memory_bytes // num_workers
 
 
 class Attempt(Frozen):

@@ -40,6 +40,9 @@ class Cloud:
         self.provider = self.new_provider()
 
     def new_provider(self) -> LocalProvider:
+        """Of the next manager, once the one before has died."""
+        for earlier in self.providers:
+            earlier.close()
         provider = LocalProvider(self.folder, command=(sys.executable, "-c", AGENT), changed=self.ended.set)
         self.providers.append(provider)
         return provider
@@ -230,7 +233,6 @@ def test_vms_share_out_the_gpus_of_the_machine(cloud: Cloud, monkeypatch: pytest
 
     assert [shown(vm) for vm in "abcd"] == ["0", "GPU-ab", "2", "0"]
     cloud.provider.release("b")
-    cloud.provider.close()
     cloud.provider = cloud.new_provider()
     assert [shown(vm) for vm in "ef"] == ["GPU-ab", "GPU-ab"]
     monkeypatch.setattr(local, "shown_gpus", list)

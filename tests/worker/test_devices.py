@@ -74,16 +74,40 @@ def test_gpus_are_those_that_torch_finds_where_there_is_a_driver(
 
 @pytest.mark.parametrize(
     ("shown", "found"),
-    [(None, ["0", "1"]), ("1", ["1"]), ("GPU-ab, 0", ["GPU-ab", "0"]), ("1,-1,0", ["1"]), ("", [])],
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("GPU-ab, GPU-cd", ["GPU-ab", "GPU-cd"]),
+        ("1,-1,0", ["1"]),
+        ("0,7,1", ["0"]),
+        ("", []),
+        ("0,0", []),
+        ("GPU-ab,0", []),
+    ],
 )
 def test_gpus_are_named_as_the_environment_names_them(
     tmp_path: Path, shown: str | None, found: list[str]
 ) -> None:
     environment = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
     assert shown_gpus(environment, tmp_path) == []
-    for name in ("0000:00:1e.0", "0000:00:1f.0"):
-        (tmp_path / name).mkdir()
+    for name in ("proc/driver/nvidia/gpus/0000:00:1e.0", "proc/driver/nvidia/gpus/0000:00:1f.0", "dev"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("nvidia3", "nvidia7", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / "dev" / name).touch()
     assert shown_gpus(environment, tmp_path) == found
+
+
+def test_gpus_that_are_the_machines_and_not_the_containers_and_parts_of_gpus_are_not_named(
+    tmp_path: Path,
+) -> None:
+    for number in range(4):
+        (tmp_path / f"proc/driver/nvidia/gpus/{number}").mkdir(parents=True)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia2").touch()
+    assert shown_gpus({}, tmp_path) == ["0"]
+    (tmp_path / "proc/driver/nvidia/capabilities/gpu2/mig/gi1").mkdir(parents=True)
+    assert shown_gpus({}, tmp_path) == []
+    assert shown_gpus({"CUDA_VISIBLE_DEVICES": "MIG-ab"}, tmp_path) == ["MIG-ab"]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ costs less to do some of a step again than a trainer that dies for want of memor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from ...protocol.gpus import usable_bytes
 from ...protocol.messages import JobSettings
 from ..execution.buckets import Bucket
 from ..execution.state import ModelState
@@ -27,7 +27,9 @@ def free_bytes(device: torch.device, job: JobSettings) -> float:
         return available_bytes() / job.workers_per_node
     allocated = torch.cuda.memory_allocated(device)
     cached = torch.cuda.memory_reserved(device) - allocated
-    limit = math.inf if job.device_memory_bytes is None else job.device_memory_bytes
+    limit = usable_bytes(torch.cuda.get_device_properties(device).total_memory)
+    if job.device_memory_bytes is not None:
+        limit = min(limit, job.device_memory_bytes)
     return min(torch.cuda.mem_get_info(device)[0] + cached, limit - allocated)
 
 

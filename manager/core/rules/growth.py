@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from ....protocol.gpus import usable_bytes
 from ...spec.placement import Placement
 from .. import worth
 from ..commands import ComputeGrowth, DeathRisk, WorkerSlot
@@ -186,9 +185,7 @@ def _offered_bytes(context: Context, kind: _Kind | None) -> int | None:
     """What an offer says of each worker's memory; None: nothing."""
     resources = context.spec.resources
     for offer in context.observations.offers or ():
-        each_bytes = None if offer.gpu_memory_bytes is None else usable_bytes(offer.gpu_memory_bytes)
-        if not offer.num_gpus and offer.memory_bytes is not None:
-            each_bytes = offer.memory_bytes // resources.workers_per_node
+        each_bytes = offer.worker_bytes(resources.workers_per_node)
         if _kind(offer.placement) == kind and each_bytes is not None:
             return min(each_bytes, resources.device_memory or each_bytes)
     return None
