@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes 1 to 1.5 GB.
 JOBS ?= 4
 
-.PHONY: demo verify test whole soak clouds compose check format bench setup azurite clean
+.PHONY: demo verify test test-all soak clouds compose check format bench setup azurite clean
 
 demo: setup
 	$(BIN)/makara demo
@@ -13,16 +13,16 @@ demo: setup
 verify: setup
 	$(BIN)/makara demo --verify
 
-PYTEST := $(BIN)/python -m pytest -q -m "not soak and not clouds and not compose" -n $(JOBS) --dist worksteal
-WHOLE := tests/end_to_end
+PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+ANYWHERE := not soak and not clouds and not compose
 
-# All tests but whole jobs: minutes.
+# To run before each commit.
 test: setup azurite
-	$(PYTEST) --ignore=$(WHOLE)
+	$(PYTEST) -m "$(ANYWHERE) and not slow"
 
-# Whole jobs, with real managers, VMs and trainers, and each model of the matrix at each shape: more minutes.
-whole: setup azurite
-	$(PYTEST) $(WHOLE)
+# The slow tests, too: long histories, and whole jobs with real managers, VMs and trainers.
+test-all: setup azurite
+	$(PYTEST) -m "$(ANYWHERE)"
 
 soak: setup azurite
 	$(BIN)/python -m pytest -q -m soak

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests and their processes share the cores, a thread each
 
 import pytest
 from azurite_server import AzuriteServer

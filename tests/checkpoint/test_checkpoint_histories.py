@@ -200,6 +200,7 @@ def named_payload(section: int, step: int) -> bytes:
     return header + bytes([step % 256]) * size
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_instant_loses_no_checkpoint_that_it_reported(
     store_address: StoreAddress,
 ) -> None:

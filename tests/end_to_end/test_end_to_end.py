@@ -32,6 +32,8 @@ from trainer_processes import settings
 from uninterrupted import uninterrupted
 from weight_hashes import tensors_sha256
 
+pytestmark = pytest.mark.slow
+
 # Less than training takes on one worker (2.3 MB), so that the planner must use depth.
 DEVICE_MEMORY = "1800KB"
 

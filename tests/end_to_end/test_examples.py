@@ -10,6 +10,8 @@ from makara.worker import Training
 from reference import run_reference
 from repository import ROOT, repository_files
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 NAMES = [path.parent.name for path in repository_files(ROOT) if path.match("examples/*/train.py")]
 

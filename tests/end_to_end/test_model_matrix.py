@@ -12,6 +12,8 @@ import torch
 from shapes import EAGER, REFERENCE, Forge, Question, Shape, differing
 from user_models import ZOO
 
+pytestmark = pytest.mark.slow
+
 EVERY_SHAPE = tuple(
     Shape(stages, replicas, recompute=(stages + replicas) % 2 == 1)
     for stages in range(1, 7)

@@ -26,6 +26,8 @@ from metadata import AwsMetadata, AzureMetadata
 from service_process import ServiceProcess, wait_for
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent.parent / "support"
 
 Cloud = AwsMetadata | AzureMetadata

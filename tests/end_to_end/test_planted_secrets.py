@@ -32,6 +32,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 from written_files import files_in
 
+pytestmark = pytest.mark.slow
+
 STEPS = 10_000  # more than the test waits for
 STREAM_S = 2.0  # of what a job's page is sent for as long as somebody looks
 ENTITLED = {

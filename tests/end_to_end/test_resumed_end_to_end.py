@@ -14,6 +14,8 @@ from service_process import ServiceProcess, wait_for
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 from test_end_to_end import DEVICE_MEMORY, formed, submit
 
+pytestmark = pytest.mark.slow
+
 FAILING = """
 
 class Failing(Tokens):

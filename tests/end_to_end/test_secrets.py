@@ -19,6 +19,8 @@ from makara.manager.service.job_loop import ManagerFailed
 from makara.manager.spec.job_spec import parse_spec
 from managers import BUNDLE, Manager, job_spec, release_all
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:

@@ -10,6 +10,8 @@ import pytest
 from service_process import ServiceProcess
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
+pytestmark = pytest.mark.slow
+
 BOUNDS = ("progress_floor_s=4", "first_step_factor=3", "data_wait_s=6", "left_out_s=8")
 CODE = (
     MODEL

@@ -13,6 +13,8 @@ from joined_machine import JoinedMachine
 from service_process import ServiceProcess, wait_for
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[ServiceProcess]:

@@ -10,6 +10,8 @@ import pytest
 from service_process import ServiceProcess
 from slow_job import BATCH, MODEL, SHAPE, STEPS, reference
 
+pytestmark = pytest.mark.slow
+
 # Less than training takes on one worker (2.3 MB): two VMs hold the model, so four hold two copies.
 DEVICE_MEMORY = "1800KB"
 

@@ -103,6 +103,7 @@ def play(seed: int, home: Path) -> None:
         raise
 
 
+@pytest.mark.slow
 def test_no_cap_is_passed_and_nothing_is_left_at_clouds_that_lie(tmp_path: Path) -> None:
     for seed in _seeds(30):
         play(seed, tmp_path / str(seed))

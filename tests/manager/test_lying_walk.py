@@ -60,6 +60,7 @@ def _walk(
         raise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_a_manager_may_die_at_any_moment_of_a_jobs_life(cloud: str, tmp_path: Path) -> None:
     moments, _ = _walk(cloud, tmp_path)
@@ -67,6 +68,7 @@ def test_a_manager_may_die_at_any_moment_of_a_jobs_life(cloud: str, tmp_path: Pa
         _walk(cloud, tmp_path, death)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", TROUBLES[:2])
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_any_call_of_a_jobs_life_may_be_lost(cloud: str, trouble: str, tmp_path: Path) -> None:
