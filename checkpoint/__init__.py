@@ -40,6 +40,7 @@ from .stores.azure_hosts import is_azure
 from .stores.credentials import CREDENTIALS, credential_names, credentials_in, inherited
 from .stores.places import check_writable, open_store
 from .stores.store import Store, retrying
+from .stores.uri import StoreUri
 from .writer import Receipt, assemble, write_part
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "Receipt",
     "Retained",
     "Store",
+    "StoreUri",
     "StoreRefused",
     "StoreUnavailable",
     "Superseded",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from ..errors import StoreRefused
 from .conditions import check_conditions
 from .credentials import AzureCredentials, Credentials, S3Credentials
 from .local import LocalStore
 from .store import Store
+from .uri import StoreUri
 
 
 def open_store(
@@ -27,22 +26,24 @@ def open_store(
     `credentials` None: taken from the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_KEY and related ones),
     else as boto3 and azure-identity find them. Raises `StoreRefused` if the URI is malformed.
     """
-    parts = urlsplit(uri)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+    address = StoreUri.of(uri)
+    folder = address.folder
+    if folder is not None:
+        if address.container not in ("", "localhost") or not folder.is_absolute():
             raise StoreRefused(f"checkpoint.uri {uri!r}: a local folder is written file:///absolute/path")
-        return LocalStore(Path(unquote(parts.path)), uri.rstrip("/"))
-    if parts.scheme == "s3":
+        return LocalStore(folder, f"file://{address.path.rstrip('/')}")
+    if address.scheme == "s3":
         from .s3 import S3Store  # here, so that a local job does not import boto3
 
-        if not parts.netloc:
+        if not address.container:
             raise StoreRefused(f"checkpoint.uri {uri!r}: expected s3://bucket or s3://bucket/prefix")
         assert credentials is None or isinstance(credentials, S3Credentials)
-        prefix = parts.path.strip("/")
-        return S3Store(parts.netloc, prefix, endpoint=endpoint, region=region, credentials=credentials)
-    if parts.scheme == "az":
+        return S3Store(
+            address.container, address.prefix, endpoint=endpoint, region=region, credentials=credentials
+        )
+    if address.scheme == "az":
         assert credentials is None or isinstance(credentials, AzureCredentials)
-        return _azure_store(uri, parts.netloc, parts.path.strip("/"), endpoint, credentials)
+        return _azure_store(uri, address.container, address.prefix, endpoint, credentials)
     expected = "expected file:///absolute/path, s3://bucket/prefix or az://container/prefix"
     raise StoreRefused(f"checkpoint.uri {uri!r}: {expected}")
 

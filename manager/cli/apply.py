@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from rich.console import Console
 
+from ...checkpoint import StoreUri
 from ..config import ServerConfig
 from ..spec.job_file import read_job
 from ..spec.job_spec import JobSpec, JobSpecError
@@ -183,8 +183,8 @@ def _mib(size: int) -> str:
 
 
 def _local_store(spec: JobSpec) -> tuple[Path, ...]:
-    parts = urlsplit(spec.checkpoint.uri)
-    return (Path(unquote(parts.path)),) if parts.scheme == "file" else ()
+    folder = StoreUri.of(spec.checkpoint.uri).folder
+    return () if folder is None else (folder,)
 
 
 # ---- following ---------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def connect(options: argparse.Namespace) -> Client:
     ca_file = options.ca_file or os.environ.get("MAKARA_CA_FILE")
     if ca_file is None and named is None and url.startswith("https:"):
         ca_file = home / CA_FILE
-    return Client(url, token, Path(ca_file) if ca_file is not None else None)
+    return Client(url, token, Path(ca_file).expanduser() if ca_file is not None else None)
 
 
 def _check_address(url: str) -> None:

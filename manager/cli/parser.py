@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Callable
-from pathlib import Path
 
 from ..config import DEFAULT_BUNDLE_BYTES, DEFAULT_PORT, default_home
+from ..spec.paths import path
 from ..spec.reading import positive
 from ..spec.resources import CLOUDS
 from . import plan, simulate
@@ -48,7 +48,7 @@ class _Commands:
         self._commands = whole.add_subparsers(required=True, metavar="COMMAND")
         self.home = argparse.ArgumentParser(add_help=False)
         self.home.add_argument(
-            "--home", type=Path, default=default_home(), help="folder of the manager (%(default)s)"
+            "--home", type=path, default=default_home(), help="folder of the manager (%(default)s)"
         )
         self.client = client = argparse.ArgumentParser(add_help=False, parents=[self.home])
         client.add_argument(
@@ -56,7 +56,7 @@ class _Commands:
         )
         client.add_argument(
             "--ca-file",
-            type=Path,
+            type=path,
             help="whom to trust, as PEM (default: $MAKARA_CA_FILE, or the authority of --home for its "
             "manager)",
         )
@@ -154,7 +154,7 @@ def _add_server(commands: _Commands) -> None:
 def _add_apply(commands: _Commands) -> None:
     about = "check a job, submit it, and follow it (Ctrl-C only stops following)"
     option = commands.add("apply", _lazily("apply", "apply"), about).add_argument
-    option("-f", "--file", type=Path, required=True, help="the job file")
+    option("-f", "--file", type=path, required=True, help="the job file")
     option("--detach", action="store_true", help="do not follow the job")
     yes = "submit a job that rents VMs without asking whether its price is wanted"
     option("-y", "--yes", action="store_true", help=yes)
@@ -166,8 +166,8 @@ def _add_check(commands: _Commands) -> None:
     about = "run one step of a model in pieces and as it is, and say what differs; submits nothing"
     option = commands.add_bare("check", _lazily("check", "check"), about).add_argument
     option("entrypoint", nargs="?", help="module:function (default: the job file's)")
-    option("-f", "--file", type=Path, help="a job file, for its settings")
-    option("--workdir", type=Path, help="folder of the code (default: the job file's, or this)")
+    option("-f", "--file", type=path, help="a job file, for its settings")
+    option("--workdir", type=path, help="folder of the code (default: the job file's, or this)")
     option("--microbatch-size", type=positive, metavar="M", help="(default: the job file's, or the least)")
     option("--num-sections", type=positive, metavar="K", help="(default: the job file's, or chosen)")
     option("--skip-comparison", action="store_true", help=_SKIP)
@@ -205,7 +205,7 @@ def _add_job_commands(commands: _Commands) -> None:
     export = _add_of_job(commands, "export", _lazily("resume", "export"), about)
     export.add_argument("--step", type=int, help="of which checkpoint (default: the newest)")
     to = "copy them here, too: a folder, or a file that ends in .safetensors"
-    export.add_argument("--to", type=Path, help=to)
+    export.add_argument("--to", type=path, help=to)
     _add_of_job(commands, "stop", _lazily("show", "stop"), "have a job publish a checkpoint and end")
     about = "have a VM hand over and released, and another asked for in its place"
     drain = commands.add("drain", _lazily("show", "drain"), about)
@@ -259,15 +259,15 @@ def _add_machines(commands: _Commands) -> None:
     about = "lend this machine to a manager, until Ctrl-C"
     option = commands.add_local("join", _lazily("machines.join", "join"), about).add_argument
     option("url", help="of the manager, as https://manager.example:8700")
-    option("--token-file", type=Path, help="holds a join token; needed the first time")
-    option("--folder", type=Path, help="of this machine's key and VMs (machine, below --home)")
+    option("--token-file", type=path, help="holds a join token; needed the first time")
+    option("--folder", type=path, help="of this machine's key and VMs (machine, below --home)")
     option("--name", help="for people (default: the host's)")
     option("--address", help="where other machines reach this one (default: as the manager is reached)")
     grace = "for its VM to hand over after Ctrl-C or SIGTERM; a second one ends it at once (default: 30)"
     option("--grace", type=float, metavar="SECONDS", help=grace)
     option(
         "--ca-file",
-        type=Path,
+        type=path,
         help="whom to trust, as PEM: ca.pem of the manager's home (default: the system's)",
     )
     commands.add("machines", _lazily("machines.listing", "machines"), "list the machines that joined")
@@ -293,6 +293,6 @@ def _add_clouds(commands: _Commands) -> None:
 def _add_demo(commands: _Commands) -> None:
     about = "train a small GPT through scripted preemptions on this machine"
     option = commands.add_bare("demo", _lazily("demo", "demo"), about).add_argument
-    option("--folder", type=Path, help="where everything goes (./makara-demo)")
+    option("--folder", type=path, help="where everything goes (./makara-demo)")
     option("--steps", type=int, help="how many to train (by the machine's speed)")
     option("--verify", action="store_true", help="compare with an uninterrupted run, bit for bit")

@@ -18,6 +18,7 @@ from ..replay import Prices
 from ..service.planning.ranking import Ranking, rank
 from ..spec.job_file import read_job, read_spec
 from ..spec.job_spec import JobSpec, size_of
+from ..spec.paths import path
 from ..spec.reading import BadFile, positive, write_file
 from .calibration.source import CalibrationSource, of_file, of_manager, of_this_machine
 from .client import Unreachable
@@ -34,7 +35,7 @@ class NoPlan(ValueError):
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `makara plan`."""
-    command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
+    command.add_argument("-f", "--file", type=path, required=True, help="the job file")
     command.add_argument("--nodes", type=positive, metavar="N", help="VMs (default: max_nodes)")
     command.add_argument(
         "--devices-per-node", type=positive, metavar="N", help="workers on each (default: workers_per_node)"
@@ -47,7 +48,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--calibration",
-        type=Path,
+        type=path,
         help="of the model (JSON). Default: of the newest such job of the manager, else measured here. With "
         "it the job's code is not looked at",
     )
@@ -59,7 +60,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--spot-price", type=float, help="of a VM and hour")
     command.add_argument("--on-demand-price", type=float, help="of a VM and hour")
     command.add_argument(
-        "--timeline", type=Path, metavar="FILE", help="one step of the best plan: .svg, or .json for Perfetto"
+        "--timeline", type=path, metavar="FILE", help="one step of the best plan: .svg, or .json for Perfetto"
     )
     command.add_argument("--rows", type=positive, default=12, help="how many plans are shown (%(default)s)")
 

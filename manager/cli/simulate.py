@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ...simulator import Calibration, MorphCosts, read_availability
 from ..replay import POLICIES, Outcome, Prices, ReplayError, Scenario, replay
@@ -15,6 +14,7 @@ from ..replay.markets import MARKETS, trace_of
 from ..replay.picture import draw
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec
+from ..spec.paths import path
 from ..spec.reading import read_file
 from .calibration.source import of_file, of_manager
 from .client import Unreachable
@@ -44,15 +44,15 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `makara simulate`."""
     names = ", ".join(POLICIES)
-    command.add_argument("-f", "--file", type=Path, required=True, help="the job file")
+    command.add_argument("-f", "--file", type=path, required=True, help="the job file")
     nodes = command.add_mutually_exclusive_group(required=True)
-    nodes.add_argument("--trace", type=Path, help="rows ms,add|remove,node or seconds,count")
+    nodes.add_argument("--trace", type=path, help="rows ms,add|remove,node or seconds,count")
     nodes.add_argument("--market", help=f"a made-up market: {', '.join(MARKETS)}")
     command.add_argument(
-        "--calibration", type=Path, help="of the model (JSON; default: of the newest such job of the manager)"
+        "--calibration", type=path, help="of the model (JSON; default: of the newest such job of the manager)"
     )
     command.add_argument(
-        "--costs", type=Path, help="what morphs and checkpoints cost (JSON; default: as measured)"
+        "--costs", type=path, help="what morphs and checkpoints cost (JSON; default: as measured)"
     )
     command.add_argument(
         "--policy", default="makara", help=f"one or more of {names}, with commas, or all (%(default)s)"
@@ -71,7 +71,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--spot-price", type=float, help="of a VM and hour")
     command.add_argument("--on-demand-price", type=float, help="of a VM and hour")
-    command.add_argument("-o", "--output", type=Path, help="write a picture (SVG)")
+    command.add_argument("-o", "--output", type=path, help="write a picture (SVG)")
 
 
 def simulate(options: argparse.Namespace) -> int:

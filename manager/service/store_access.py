@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 from ...checkpoint import (
     NoCredentials,
     Store,
     StoreUnavailable,
+    StoreUri,
     check_writable,
     credential_names,
     credentials_in,
@@ -39,7 +39,7 @@ def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], al
         return
     if any(covers(entry, checkpoint.uri, checkpoint.endpoint) for entry in allowed):
         return
-    if urlsplit(checkpoint.uri).scheme == "file":
+    if StoreUri.of(checkpoint.uri).scheme == "file":
         message = f"{checkpoint.uri!r} is no folder that this manager may write to"
         raise StoreNotAllowed(
             "checkpoint.uri", f"{message}; its administrator can allow it: {_how(checkpoint)}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from ...simulator.source_lines import decode
 from ...simulator.validation import FileFault
 from .job_spec import JobSpec, JobSpecError, parse_yaml, resolve_uri
+from .paths import expanded
 from .spec_errors import WHOLE
 
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=[:\s])")
@@ -27,7 +28,10 @@ def read_spec(file: Path) -> JobSpec:
 def read_job(file: Path) -> tuple[JobSpec, Path]:
     """Read a job file: (specification, folder of its code). Raises `JobSpecError`."""
     spec = read_spec(file)
-    workdir = (file.resolve().parent / spec.workdir).resolve()
+    try:
+        workdir = (file.resolve().parent / expanded(spec.workdir)).resolve()
+    except ValueError as error:
+        raise JobSpecError([("workdir", str(error))]) from None
     if not workdir.is_dir():
         raise JobSpecError([("workdir", f"{workdir} is no folder")])
     return spec, workdir

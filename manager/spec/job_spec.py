@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
@@ -15,6 +15,7 @@ from ...protocol.messages import JobSettings, StoreConfig
 from ...simulator.source_lines import Lines
 from ...simulator.validation import FieldFaults, shown
 from .fields import JobSection, Positive, Text, seconds_of, size_of, split_number
+from .paths import expanded
 from .resources import Resources, resource_faults
 from .spec_errors import WHOLE, JobSpecError, explain
 from .start_source import resolved, start_faults
@@ -31,6 +32,8 @@ __all__ = [
     "size_of",
     "to_settings",
 ]
+
+T = TypeVar("T")
 
 
 def parse_yaml(text: str) -> JobSpec:
@@ -100,13 +103,23 @@ def to_settings(spec: JobSpec, job: str, bundle_sha256: str) -> JobSettings:
 
 
 def resolve_uri(spec: JobSpec, folder: Path) -> JobSpec:
-    """The same job with relative paths in `checkpoint` below `folder` (the job file's own), as URIs."""
+    """The same job with relative paths in `checkpoint` below `folder` (the job file's own), as URIs, and `~`
+    replaced by the home of the user who runs this. Raises `JobSpecError`."""
     changes: dict[str, str] = {}
     if not is_absolute(spec.checkpoint.uri):
-        changes["uri"] = (folder / spec.checkpoint.uri).resolve().as_uri()
+        path = _about("checkpoint.uri", expanded, spec.checkpoint.uri)
+        changes["uri"] = (folder / path).resolve().as_uri()
     if spec.checkpoint.start_from is not None:
-        changes["start_from"] = resolved(spec.checkpoint.start_from, folder)
+        changes["start_from"] = _about("checkpoint.start_from", resolved, spec.checkpoint.start_from, folder)
     return spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update=changes)})
+
+
+def _about(field: str, read: Callable[..., T], *arguments: object) -> T:
+    """What `read` returns. Raises `JobSpecError` about `field` for its `ValueError`."""
+    try:
+        return read(*arguments)
+    except ValueError as error:
+        raise JobSpecError([(field, str(error))]) from None
 
 
 # ---- the form ----------------------------------------------------------------------------------------------

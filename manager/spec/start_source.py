@@ -10,6 +10,7 @@ from typing import Any
 from ...protocol.hashes import short
 from ...protocol.messages import Recipe
 from .frozen import Frozen
+from .paths import expanded
 from .store_uri import is_absolute, place_of, uri_faults
 
 _JOB = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -94,6 +95,8 @@ def start_faults(
     faults = uri_faults(store, *place_of(store, own_uri, endpoint, region))
     if faults or not _JOB.fullmatch(job):
         about = "expected the URI of a job's folder, which its head.json is in"
+        if of_uri := [message for field, message in faults if field == "checkpoint.uri"]:
+            return [("checkpoint.start_from", f"{of_uri[0]}; {about}")]
         if store.startswith("az://") and not own_uri.startswith("az://"):
             about = "a job starts from az:// if its own checkpoints are there, in the same account"
         return [("checkpoint.start_from", f"{start_from!r}: {about}")]
@@ -101,11 +104,12 @@ def start_faults(
 
 
 def resolved(start_from: str, folder: Path) -> str:
-    """A path (one that begins with `.`, `/` or `~`) as a URI; relative paths are below `folder`."""
+    """A path (one that begins with `.`, `/` or `~`) as a URI; relative paths are below `folder`.
+    Raises `ValueError` if `~user` is not known."""
     place, step = split_step(start_from)
     if not place.startswith((".", "/", "~")):
         return start_from
-    uri = (folder / Path(place).expanduser()).resolve().as_uri()
+    uri = (folder / expanded(place)).resolve().as_uri()
     return uri if step is None else f"{uri}@{step}"
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ...checkpoint import is_azure
+from ...checkpoint import StoreUri, is_azure
 
 Fault = tuple[str, str]
 
@@ -37,35 +36,77 @@ def _scheme(uri: str) -> str:
 
 def uri_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault]:
     """[(field, message)]: faults of these three fields of a job file's `checkpoint`."""
-    if "\0" in unquote(uri):
-        return [("checkpoint.uri", f"{uri!r} holds a NUL character, which no name can")]
-    scheme = uri.split("://", 1)[0] if "://" in uri else None
-    if scheme == "s3":
-        return _s3_faults(uri, endpoint, region)
-    if scheme == "az":
-        return _azure_faults(uri, endpoint, region)
-    if scheme not in (None, "file"):
-        expected = "expected a path, file:///path, s3://bucket/prefix or az://container/prefix"
-        return [("checkpoint.uri", f"{uri!r} has scheme {scheme!r}; {expected}")]
-    if scheme == "file" and not uri.startswith("file:///"):
-        return [("checkpoint.uri", f"{uri!r} names a host; expected file:///absolute/path")]
+    address = StoreUri.of(uri)
+    fault = _character_fault(uri) or _user_fault(address)
+    if fault:
+        return [("checkpoint.uri", fault)]
+    match address.scheme:
+        case "s3":
+            return _s3_faults(uri, endpoint, region)
+        case "az":
+            return _azure_faults(uri, endpoint, region)
+        case "" | "file":
+            fault = _folder_fault(uri, address)
+        case scheme:
+            expected = "expected a path, file:///path, s3://bucket/prefix or az://container/prefix"
+            fault = f"{uri!r} has scheme {scheme!r}; {expected}"
+    if fault:
+        return [("checkpoint.uri", fault)]
     given = {"endpoint": endpoint, "region": region}
     message = "has no meaning with a folder; leave it out"
     return [(f"checkpoint.{name}", message) for name, value in given.items() if value is not None]
 
 
+def _character_fault(uri: str) -> str:
+    if "\0" in unquote(uri):
+        return f"{uri!r} holds a NUL character, which no name can"
+    if re.search(r"[\x00-\x1f\x7f]", uri):
+        return f"{uri!r} holds a line break or another control character; leave it out"
+    return ""
+
+
+def _user_fault(address: StoreUri) -> str:
+    """Why a URI may name no user: it is shown and stored, a password in it as well (so it is not shown)."""
+    user, at, _ = address.container.rpartition("@")
+    if not at:
+        return ""
+    what = "a user and a password" if ":" in user else "a user"
+    return f"names {what} before an @; leave them out: keys of a store are named in `secrets`"
+
+
+def _folder_fault(uri: str, address: StoreUri) -> str:
+    """Why a path or a `file` URI would open another folder than was meant; empty if it would not."""
+    if address.scheme == "file":
+        if address.container:
+            return f"{uri!r} names a host; expected file:///absolute/path"
+        if unquote(address.path).startswith("/~"):
+            return f"{uri!r}: ~ means nothing in a URI; write the path alone, {unquote(address.path)[1:]!r}"
+        return ""
+    if scheme := re.match(r"(file|s3|az|https?|gs|abfss?|wasbs?):", uri, re.IGNORECASE):
+        expected = "expected file:///path, s3://bucket/prefix or az://container/prefix"
+        return f"{uri!r} lacks slashes after {scheme[0]!r}; {expected} (a folder of this name: ./{uri})"
+    if re.match(r"\$\{?[A-Za-z_]", uri):
+        return f"{uri!r}: variables are not expanded in a job file; write the path, or begin it with ~/"
+    return ""
+
+
 def _s3_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault]:
     faults: list[Fault] = []
-    if not re.match(r"s3://[\w.-]+(/|$)", uri, re.ASCII):
+    if not _is_bucket(StoreUri.of(uri).container):
         faults.append(("checkpoint.uri", f"{uri!r} names no bucket; expected s3://bucket/prefix"))
     faults += _segment_faults(uri, "s3://bucket/a/b")
-    if endpoint is not None and not _is_endpoint(endpoint):
-        message = f"{endpoint!r} is no address; expected http(s)://host[:port]"
+    if endpoint is not None and (not _is_endpoint(endpoint) or re.search(r"[?#@]", endpoint)):
+        shown = re.sub(r"//.*@", "//...@", endpoint)  # a password may stand there
+        message = f"{shown!r} is no address; expected http(s)://host[:port]"
         faults.append(("checkpoint.endpoint", message))
     if region is not None and not re.fullmatch(r"[a-z0-9-]{1,63}", region):
         message = f"{region!r} is no region; expected a name such as eu-central-1"
         faults.append(("checkpoint.region", message))
     return faults
+
+
+def _is_bucket(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+", name, re.ASCII) is not None
 
 
 def _segment_faults(uri: str, expected: str) -> list[Fault]:
@@ -77,9 +118,12 @@ def _segment_faults(uri: str, expected: str) -> list[Fault]:
 
 def _azure_faults(uri: str, endpoint: str | None, region: str | None) -> list[Fault]:
     faults: list[Fault] = []
-    if not re.match(r"az://[a-z0-9](-?[a-z0-9]){2,62}(/|$)", uri, re.ASCII):
+    if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}", StoreUri.of(uri).container, re.ASCII):
         faults.append(("checkpoint.uri", f"{uri!r} names no container; expected az://container/prefix"))
     faults += _segment_faults(uri, "az://container/a/b")
+    if re.search(r"\\|[^./]\.(/|$)", StoreUri.of(uri).prefix):
+        about = "holds a backslash, or a part that ends in a dot: Azure changes such names; leave them out"
+        faults.append(("checkpoint.uri", f"{uri!r} {about}"))
     if endpoint is None:
         faults.append(("checkpoint.endpoint", f"is required with az://: the account, {_AZURE_ENDPOINT}"))
     elif not _is_account(endpoint):
@@ -124,32 +168,33 @@ def _is_entry(entry: str) -> bool:
         _ = parts.port
     except ValueError:  # an unfinished bracket, a port that is none
         return False
-    if not entry.startswith(f"{parts.scheme}://") or parts.query or parts.username:
+    address = StoreUri.of(entry)
+    if address.scheme != parts.scheme or "@" in address.container:
         return False
-    match parts.scheme:
+    match address.scheme:
         case "s3":
-            return bool(parts.netloc) or not parts.path
+            return _is_bucket(address.container) or entry == AWS
         case "az":
             return entry == AZURE
         case "file":
-            return not parts.netloc and parts.path.startswith("/")
+            return not address.container and address.path.startswith("/")
         case _:
-            return parts.scheme in _PORTS and bool(parts.hostname)
+            return address.scheme in _PORTS and bool(parts.hostname) and not re.search(r"[?#]", entry)
 
 
 def covers(entry: str, uri: str, endpoint: str | None) -> bool:
     """Whether an entry of `ServerConfig.allow_stores` allows the store of a job."""
-    given, wanted = urlsplit(entry), urlsplit(uri)
-    if given.scheme == "file" or wanted.scheme == "file":
-        if given.scheme != wanted.scheme:
+    given, wanted = StoreUri.of(entry), StoreUri.of(uri)
+    folder, inside = given.folder, wanted.folder
+    if folder is not None or inside is not None:
+        if folder is None or inside is None:
             return False
-        folder, inside = Path(unquote(given.path)), Path(unquote(wanted.path))
         return inside.resolve().is_relative_to(folder.resolve())
-    path = f"{wanted.netloc}{wanted.path}"  # bucket/prefix
+    path = f"{wanted.container}{wanted.path}"  # bucket/prefix
     if wanted.scheme == "az":
         return _covers_azure(entry, path, endpoint)
     if given.scheme == "s3":
-        return _is_aws(endpoint) and _below(path, f"{given.netloc}{given.path}")
+        return _is_aws(endpoint) and _below(path, f"{given.container}{given.path}")
     if endpoint is None or given.scheme == "az":
         return False
     return _address(endpoint) == _address(entry) and _below(path, given.path.lstrip("/"))

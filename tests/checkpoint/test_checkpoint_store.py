@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ def test_an_object_comes_back_as_it_was_put_and_can_be_replaced(store: Store) ->
     assert store.get_range("job/a", 1, 3) == b"eco"
     assert store.get_range("job/a", 4, 100) == b"nd"
     assert store.exists("job/a")
+
+
+def test_a_prefix_is_the_whole_text_after_the_bucket(store_address: StoreAddress) -> None:
+    local = store_address.uri.startswith("file:")  # percent-decoded, unlike the others
+    names = ("", "/a", "/a#b", "/a?b=c", "/a b", "/a%25" if local else "/a%20b", "/a;b", "/ü")
+    stores = [replace(store_address, uri=f"{store_address.uri}{name}").open() for name in names]
+    for name, store in zip(names, stores, strict=True):
+        store.put("object", name.encode())
+    assert [store.get("object").decode() for store in stores] == list(names)
 
 
 def test_an_object_larger_than_one_upload_request_comes_back_whole(store: Store, tmp_path: Path) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from makara.checkpoint import StoreUri
+from makara.manager.spec.job_file import read_job, read_spec
 from makara.manager.spec.job_spec import JobSpecError, parse_spec, parse_yaml, resolve_uri, to_settings
+from makara.manager.spec.start_source import split_step
+from makara.manager.spec.store_uri import uri_faults
 
 JOB = """\
 name: gpt
@@ -184,6 +188,88 @@ def test_each_fault_names_its_field_and_what_would_be_accepted(
     told = dict(caught.value.errors)
     assert field in told
     assert message in told[field]
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://key:pass@b/p", "names a user and a password before an @; leave them out"),
+        ("az://box@a01.blob.core.windows.net/p", "names a user before an @; leave them out"),
+        ("s3://b#x/p", "names no bucket"),
+        ("s3://b?x/p", "names no bucket"),
+        ("s3://b\n/p", "a line break or another control character"),
+        ("s3://b/p\n", "a line break or another control character"),
+        ("s3:/b/p", "lacks slashes after 's3:'; expected file:///path, s3://bucket/prefix"),
+        ("file:/p", "lacks slashes after 'file:'"),
+        ("az:box/p", "lacks slashes after 'az:'"),
+        ("file:///~/p", "~ means nothing in a URI; write the path alone, '~/p'"),
+        ("file:///%7Ejo/p", "~ means nothing in a URI; write the path alone, '~jo/p'"),
+        ("$HOME/p", "variables are not expanded in a job file"),
+        ("${SCRATCH}/p", "variables are not expanded in a job file"),
+        ("az://box/a\\b", "Azure changes such names"),
+        ("az://box/a./b", "Azure changes such names"),
+    ],
+)
+def test_a_uri_that_would_open_another_place_than_it_names_is_refused(uri: str, message: str) -> None:
+    endpoint = ACCOUNT if uri.startswith("az://") else None
+    told = dict(uri_faults(uri, endpoint, None))
+    assert message in told["checkpoint.uri"]
+    assert "pass@" not in told["checkpoint.uri"]
+
+
+@pytest.mark.parametrize("endpoint", ["http://h?x", "http://h#x", "http://key:pass@h", "https://h?"])
+def test_an_endpoint_is_a_host_and_a_port(endpoint: str) -> None:
+    told = dict(uri_faults("s3://b/p", endpoint, None))
+    assert "expected http(s)://host[:port]" in told["checkpoint.endpoint"]
+    assert "pass" not in told["checkpoint.endpoint"]
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b=c", "a b", "a%20b", "a;b", "ü", "a~", "a$b"])
+def test_names_of_folders_and_prefixes_may_contain_what_is_special_in_other_uris(
+    name: str, tmp_path: Path
+) -> None:
+    assert not uri_faults(f"s3://b/{name}/c", None, None)
+    spec = parse_yaml(JOB.replace("./checkpoints", f"'./{name}/c', start_from: './{name}/d@7'"))
+    resolved = resolve_uri(spec, tmp_path).checkpoint
+    assert StoreUri.of(resolved.uri).folder == tmp_path / name / "c"
+    assert resolved.start_from is not None
+    place, step = split_step(resolved.start_from)
+    assert (StoreUri.of(place).folder, step) == (tmp_path / name / "d", 7)
+
+
+def test_a_path_in_a_job_file_may_begin_in_the_home_of_the_user_who_submits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home/code").mkdir(parents=True)
+    text = JOB.replace("./checkpoints", "~/c, start_from: ~/d/gpt-1@5").replace(
+        "workdir: .", "workdir: ~/code"
+    )
+    (tmp_path / "job.yaml").write_text(text)
+    spec, workdir = read_job(tmp_path / "job.yaml")
+    assert workdir == tmp_path / "home/code"
+    assert spec.checkpoint.uri == (tmp_path / "home/c").as_uri()
+    assert spec.checkpoint.start_from == (tmp_path / "home/d/gpt-1").as_uri() + "@5"
+
+    (tmp_path / "job.yaml").write_text(text.replace("~/", "./~/"))
+    assert read_spec(tmp_path / "job.yaml").checkpoint.uri == (tmp_path / "~/c").as_uri()
+
+    with pytest.raises(JobSpecError, match="is relative"):  # as a manager would: its home is another
+        to_settings(parse_yaml(text), "gpt-1", "0" * 64)
+
+
+@pytest.mark.parametrize("field", ["workdir", "checkpoint.uri", "checkpoint.start_from"])
+def test_the_home_of_an_unknown_user_is_refused(field: str, tmp_path: Path) -> None:
+    path = "~no-such-user/x"
+    text = {
+        "workdir": JOB.replace("workdir: .", f"workdir: {path}"),
+        "checkpoint.uri": JOB.replace("./checkpoints", path),
+        "checkpoint.start_from": JOB.replace("interval: 10", f"start_from: {path}"),
+    }[field]
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(JobSpecError) as caught:
+        read_job(tmp_path / "job.yaml")
+    assert "the home folder ~no-such-user is not known on this machine" in dict(caught.value.errors)[field]
 
 
 def test_all_faults_are_told_at_once() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from ....protocol.messages import JobSettings
 from ....simulator import Measurements
 from ...spec.job_file import read_job
 from ...spec.job_spec import JobSpecError, to_settings
+from ...spec.paths import expanded, path
 from ...spec.reading import BadFile, read_file, write_file
 from ..client import connect
 from ..user_code import measured_apart
@@ -21,11 +21,11 @@ _SECONDS = 60.0
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `makara calibrate`."""
     command.add_argument("job", nargs="?", help="a job of the manager, or a calibration file (JSON)")
-    command.add_argument("-f", "--file", type=Path, help="a job file: measure its model on this machine")
+    command.add_argument("-f", "--file", type=path, help="a job file: measure its model on this machine")
     command.add_argument("--seconds", type=float, default=_SECONDS, help="about how long (%(default)g)")
     command.add_argument("-m", "--microbatch-size", type=int, metavar="M", help="whose sections are shown")
-    command.add_argument("-o", "--output", type=Path, help="write the calibration (JSON)")
-    command.add_argument("--plot", type=Path, help="write a picture (SVG)")
+    command.add_argument("-o", "--output", type=path, help="write the calibration (JSON)")
+    command.add_argument("--plot", type=path, help="write a picture (SVG)")
     command.add_argument(
         "--store", action="store_true", help="leave it in the job's store, where its jobs find it"
     )
@@ -58,9 +58,9 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def _known(options: argparse.Namespace) -> Measurements:
-    path = Path(options.job)
-    if path.suffix == ".json" or path.exists():
-        return read_file(path, Measurements.from_json)
+    file = expanded(options.job)
+    if file.suffix == ".json" or file.exists():
+        return read_file(file, Measurements.from_json)
     with connect(options) as client:
         return Measurements.from_json(client.get(f"/jobs/{options.job}/calibration"))
 

@@ -1,0 +1,30 @@
+"""Expands `~` in paths that a user wrote.
+
+Only commands do this, as the user who runs them. A manager may run as another user, whose `~` is another
+folder: it refuses such paths as relative.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+def expanded(text: str) -> Path:
+    """The path with a leading `~` or `~user` replaced, as a shell does. Raises `ValueError`."""
+    whole = os.path.expanduser(text)  # not `Path.expanduser`, for which ./~ is ~
+    if whole.startswith("~"):
+        raise ValueError(
+            f"{text!r}: the home folder {text.partition('/')[0]} is not known on this machine; write the "
+            f"whole path (a folder of this name: ./{text})"
+        )
+    return Path(whole)
+
+
+def path(text: str) -> Path:
+    """The type of an option. Shells leave `--option=~/x` as it is. Raises `argparse.ArgumentTypeError`."""
+    try:
+        return expanded(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
