@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,19 @@ if TYPE_CHECKING:
 
 settings.register_profile("makara", deadline=None)  # no test asserts on wall-clock time
 settings.load_profile("makara")
+
+
+@pytest.hookimpl(trylast=True)  # after the tests that a run leaves out were taken away
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the slow tests, so that at the end none waits for the last of
+    them."""
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    rest = [item for item in items if not item.get_closest_marker("slow")]
+    bounds = [len(rest) * worker // num_workers for worker in range(num_workers + 1)]
+    items.clear()
+    for worker, (start, stop) in enumerate(pairwise(bounds)):
+        items += slow[worker::num_workers] + rest[start:stop]
 
 
 def pytest_collection_finish() -> None:
