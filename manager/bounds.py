@@ -10,6 +10,7 @@ from pathlib import Path
 from .config import ConfigError, ServerConfig
 from .core import Timing
 from .core.orders import Leases
+from .core.strike_table import TABLE, Kind
 
 OF_SERVER = (
     "store_patience_s",
@@ -20,6 +21,8 @@ OF_SERVER = (
     "quarantine_retry_s",
     "quarantine_longest_retry_s",
 )
+OF_STRIKES = ("first_s", "longest_s", "limit")
+"""The numbers of a row of the ledger of failures that can be set: `KIND.NAME`."""
 _PROGRESS = 3.0, "progress is told once a second, and several of these must be missing"
 _FACTOR = 1.0, "else what takes as long as expected counts as slower"
 # {name: (the least value, why)}. Shorter bounds would take the healthy for dead, or detect nothing.
@@ -52,7 +55,11 @@ def bounds_of(settings: Iterable[str]) -> Timing:
     """The bounds with these `NAME=VALUE` set. Raises `ConfigError` that names what would be accepted."""
     values = values_of(settings)
     leases = replace(Leases(), **_among(_numbers(Leases()), values))
-    return replace(Timing(), **_among(_numbers(Timing()), values), leases=leases)
+    timing = replace(Timing(), **_among(_numbers(Timing()), values), leases=leases)
+    for name, value in _among(_of_strikes(), values).items():
+        kind, _, number = name.partition(".")
+        timing = timing.with_row(Kind(kind), **{number: value})
+    return timing
 
 
 def with_bounds(config: ServerConfig) -> ServerConfig:
@@ -73,9 +80,14 @@ def values_of(settings: Iterable[str]) -> dict[str, float]:
 
 
 def defaults() -> dict[str, float]:
-    """Every bound that can be set: the numbers of `Timing` and `Leases`, and `OF_SERVER`."""
+    """Every bound that can be set: numbers of `Timing`, its table of strikes, `Leases`, and `OF_SERVER`."""
     server = _numbers(ServerConfig(home=Path()))
-    return {**_numbers(Timing()), **_numbers(Leases()), **_among(OF_SERVER, server)}
+    return {
+        **_numbers(Timing()),
+        **_of_strikes(),
+        **_numbers(Leases()),
+        **_among(OF_SERVER, server),
+    }
 
 
 def differing(settings: Iterable[str]) -> dict[str, float]:
@@ -109,6 +121,12 @@ def _value(setting: str, text: str, default: float) -> float:
 def _numbers(bounds: Timing | Leases | ServerConfig) -> dict[str, float]:
     found = ((f.name, getattr(bounds, f.name)) for f in fields(bounds))
     return {name: value for name, value in found if isinstance(value, int | float)}
+
+
+def _of_strikes() -> dict[str, float]:
+    """Those numbers of the table that mean anything: the others are 0 or None."""
+    numbers = ((f"{kind}.{name}", getattr(row, name)) for kind, row in TABLE.items() for name in OF_STRIKES)
+    return {name: value for name, value in numbers if value}
 
 
 def _among(names: Iterable[str], values: Mapping[str, float]) -> dict[str, float]:

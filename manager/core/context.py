@@ -16,6 +16,8 @@ from .facts import EndReason, Fact, GenerationClosed, VmEnded
 from .fold import apply
 from .observations import LastReport, Observations
 from .state import Incarnation, JobState, vm_of
+from .strike_table import Kind
+from .strikes import JOB, Strikes, Subject
 from .timing import Timing
 from .vms import Vm, VmStatus
 
@@ -247,6 +249,14 @@ class Context:
     def is_away(self, incarnation: Incarnation) -> bool:
         """Whether the worker is dead, or its VM is not heard."""
         return vm_of(incarnation.worker) in self.observations.unheard or self.is_dead(incarnation)
+
+    def strikes(self, kind: Kind, subject: Subject = JOB) -> Strikes:
+        """The failures in a row, as journalled."""
+        return self.state.strikes.of(kind, subject)
+
+    def is_reached(self, kind: Kind, subject: Subject = JOB) -> bool:
+        """Whether there were as many failures in a row as have a consequence."""
+        return self.timing.strikes[kind].is_reached(self.strikes(kind, subject).count)
 
     def is_left_out(self, incarnation: Incarnation) -> bool:
         """Whether plans do without the worker for a while."""

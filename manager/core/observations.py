@@ -11,6 +11,7 @@ from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
 from .events import GrowthComputed
 from .state import Incarnation, empty_mapping
+from .strikes import Ledger
 from .timing import Timing
 
 _NOWHERE = (None, 0)
@@ -146,6 +147,7 @@ class Observations:
     growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
     tries: Mapping[int, Tries] = field(default_factory=empty_mapping)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
+    strikes: Ledger = field(default_factory=Ledger)
     broken_since: float | None = None
     breaks: Breaks = field(default_factory=Breaks)
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form

@@ -14,7 +14,8 @@ from ...protocol.messages import CheckpointRef, Formed, Miscount, Recipe
 from ..spec.job_spec import JobSpec
 from ..spec.start_source import StartSource
 from .facts import GenerationKind, JobEnded, Resumption
-from .failures import Death, Rounds
+from .failures import Rounds
+from .strikes import Ledger
 from .vm_table import VmTable
 from .vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm, VmStatus
 
@@ -188,9 +189,7 @@ class JobState:
     newest_miscount: tuple[int, int, int] = (0, -1, -1)  # see `order_of_miscount`
     # {worker: why it cannot meet the recipe}
     unfit: Mapping[str, str] = field(default_factory=empty_mapping)
-    user_errors: Rounds = field(default_factory=Rounds)
-    internal_errors: Rounds = field(default_factory=Rounds)  # errors of ours since the last new step
-    deaths: tuple[Death, ...] = ()  # of trainers, for which nobody gave a reason
+    strikes: Ledger = field(default_factory=Ledger)
     worn_vms: int = 0  # ended for deaths since a checkpoint of a generation with a newer one
     # VMs ended as unfit since a newer VM took part, or the last fit VM was gone.
     unfit_rounds: Rounds = field(default_factory=Rounds)

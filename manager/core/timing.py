@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from .orders import Leases
+from .strike_table import TABLE, Kind, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +59,17 @@ class Timing:
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
     sweep_s: float = 1800.0  # the store is looked through for what nobody needs any more
     keep_waiting_s: float = 600.0  # a job that waits for a person keeps its VMs for so long
-    max_internal_errors: int = 5
-    max_deaths_on_vm: int = 3  # of trainers that committed nothing, by signal, lease or no progress: replaced
-    max_deaths: int = 9  # on all VMs, without a new step in between: the job fails
     max_unfit_vms: int = 5  # times that only such VMs came, with none that is fit: the job waits for a person
     leases: Leases = field(default_factory=Leases)  # what agents are told
+    strikes: Mapping[Kind, Row] = field(default_factory=lambda: TABLE)  # what follows from failures
 
     def backoff_s(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row."""
         return min(self.request_backoff_s * 2 ** min(failures - 1, 16), self.longest_backoff_s)
+
+    def with_row(self, kind: Kind, **changes: float) -> Timing:
+        """With these numbers in the row of a kind of failures."""
+        return replace(self, strikes={**self.strikes, kind: replace(self.strikes[kind], **changes)})
 
     @property
     def least_paid_s(self) -> float:

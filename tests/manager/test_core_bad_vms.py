@@ -20,9 +20,8 @@ from makara.manager.core.facts import (
     VmEnded,
     WorkerFailed,
 )
-from makara.manager.core.failures import num_rounds, on_vm
-from makara.manager.core.fold import fold
 from makara.manager.core.state import Status
+from makara.manager.core.strike_table import Kind
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Phase, Profile, WorkerReport
@@ -133,7 +132,7 @@ def test_deaths_that_nobody_could_be_told_of_count_when_the_agent_is_heard_again
     facts = script.report(WorkerReport(worker=worker, incarnation=3, phase=Phase.IDLE))
     told = [fact for fact in facts if isinstance(fact, WorkerFailed)]
     assert [(fact.incarnation, fact.message) for fact in told] == [(1, message), (2, message)]
-    assert num_rounds(on_vm(script.state.deaths, vm_of(worker))) == 2
+    assert script.state.strikes.count(Kind.VM_DEATH, vm_of(worker)) == 2
     assert not [fact for fact in script.report() if isinstance(fact, WorkerFailed)]  # told again, until heard
 
 
@@ -191,7 +190,7 @@ def test_deaths_that_the_provider_confirms_do_not_count() -> None:
         for _ in range(2):
             die(script, worker)
         script.event(VmTerminated(now=script.now, vm=vm_of(worker)))
-        assert script.state.deaths == ()
+        assert not script.state.strikes.strikes
         del script.workers[worker]
         worker = replacement(script)
         script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
@@ -206,7 +205,7 @@ def test_deaths_that_were_announced_do_not_count() -> None:
     script.report()
     for _ in range(5):
         die(script, workers[1])
-    assert script.state.deaths == ()
+    assert not script.state.strikes.strikes
 
 
 def test_a_notice_that_comes_with_a_death_explains_it() -> None:
@@ -215,7 +214,7 @@ def test_a_notice_that_comes_with_a_death_explains_it() -> None:
     script.extra[vm_of(workers[1])] = {"notice_deadline_s": 900.0}
     die(script, workers[1])
     assert script.count(WorkerFailed) == 1
-    assert script.state.deaths == ()
+    assert not script.state.strikes.strikes
 
 
 def join_unfit(script: Script, worker: str) -> None:
@@ -405,20 +404,6 @@ def test_one_that_is_fit_in_between_begins_the_count_anew() -> None:
     script.form()
     assert {seat[0] for seat in script.state.hosts} == {first, worker}
     assert script.state.unfit_rounds.count == 0
-
-
-def test_a_journal_without_these_counts_still_folds() -> None:
-    script = Script()
-    workers = script.run(2)
-    die(script, workers[1])
-    assert len(script.state.deaths) == 1
-    old = [
-        WorkerFailed.model_validate(fact.model_dump(exclude={"own_steps"}))
-        if isinstance(fact, WorkerFailed)
-        else fact
-        for fact in script.facts
-    ]
-    assert fold(old).deaths == (), "nobody knows whether they had committed steps"
 
 
 def test_a_type_of_vm_that_is_never_fit_costs_one_vm_at_a_time_after_the_first_round() -> None:

@@ -8,6 +8,7 @@ from makara.manager.core.commands import ComputePlan
 from makara.manager.core.events import VmTerminated
 from makara.manager.core.facts import GenerationPlanned
 from makara.manager.core.orders import orders
+from makara.manager.core.strike_table import Kind
 from makara.protocol.messages import CheckpointRef, Failure, Phase, WorkerReport
 
 
@@ -96,7 +97,7 @@ def test_older_trainers_that_wait_are_started_anew_and_taken_in() -> None:
     script, (a, b, c, d) = upgraded_pair()
     for worker in (a, b):
         assert orders(script.state, worker[:-2]).given_up == {worker: 1}
-    assert script.state.internal_errors.count == 0  # nothing failed
+    assert script.state.strikes.count(Kind.INTERNAL_ERROR) == 0  # nothing failed
     come_back(script, a, b)
     assert asked_for(script) == [a, b, c, d]
 

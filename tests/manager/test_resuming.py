@@ -29,10 +29,11 @@ from makara.manager.core.events import (
     WeightsExported,
 )
 from makara.manager.core.facts import GenerationPlanned, GenerationStalled, JobContinued, JobEnded, Resumption
-from makara.manager.core.failures import Rounds
 from makara.manager.core.fold import apply, fold
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status
+from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes import Ledger
 from makara.manager.service.effects import Effects
 from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service
@@ -182,7 +183,7 @@ def test_a_failed_job_begins_anew_with_all_counts_of_failures() -> None:
         )
         script.report(exited)
     assert script.state.status is Status.FAILED
-    assert script.state.user_errors.count == 2
+    assert script.state.strikes.count(Kind.USER_ERROR) == 2
     assert ways_on(shown(script).model_dump()) == [
         "makara apply -f job.yaml  with mended code or settings: a new job, from step 20 with "
         "checkpoint.start_from: j",
@@ -191,7 +192,7 @@ def test_a_failed_job_begins_anew_with_all_counts_of_failures() -> None:
     ]
     go_on(script)
     state = script.state
-    assert (state.user_errors, state.internal_errors, state.deaths) == (Rounds(), Rounds(), ())
+    assert state.strikes == Ledger()
     assert (state.last_error, state.last_traceback) == ("", None)
     assert state.progress_step == 20, "what was not saved is done again"
     workers = idle_again(script)

@@ -20,6 +20,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.fold import apply, fold
 from makara.manager.core.state import JobState, Status
+from makara.manager.core.strike_table import Kind
 from makara.manager.core.vms import VmStatus
 from makara.manager.service.planning.requests import holding
 from makara.pipeline import Range
@@ -110,14 +111,14 @@ def test_errors_at_one_time_are_one_round_and_progress_forgives_ours() -> None:
         return WorkerFailed(at=at, worker=worker, incarnation=incarnation, kind=kind, message="m", step=step)
 
     together = fold([failed("v0.0", 1.0), failed("v1.0", 2.0)])
-    assert together.internal_errors.count == 1
+    assert together.strikes.count(Kind.INTERNAL_ERROR) == 1
     again = apply(together, failed("v0.0", 3.0, incarnation=2))
-    assert again.internal_errors.count == 2
+    assert again.strikes.count(Kind.INTERNAL_ERROR) == 2
     later = apply(together, failed("v2.0", 60.0))
-    assert later.internal_errors.count == 2
+    assert later.strikes.count(Kind.INTERNAL_ERROR) == 2
     forgiven = apply(later, failed("v0.0", 90.0, incarnation=3, step=4))
-    assert forgiven.internal_errors.count == 1
-    assert fold([failed("v0.0", 1.0, kind="killed")]).internal_errors.count == 0
+    assert forgiven.strikes.count(Kind.INTERNAL_ERROR) == 1
+    assert fold([failed("v0.0", 1.0, kind="killed")]).strikes.count(Kind.INTERNAL_ERROR) == 0
     assert fold([failed("v0.0", 1.0, kind="recipe")]).unfit.keys() == {"v0.0"}
 
 

@@ -22,6 +22,7 @@ class EndReason(StrEnum):
     LEFT = "left"  # it ended itself and said so
     WORKERS_DIED = "workers_died"  # its trainers died, again and again, without a new step
     UNFIT = "unfit"  # its workers cannot meet the recipe
+    CORRUPT_STATE = "corrupt_state"  # its state was another than that of other hosts of the same section
     CUT_OFF = "cut_off"  # one of its workers and another cannot reach each other, again and again
 
 

@@ -26,7 +26,9 @@ from ..facts import (
     StepMiscounted,
 )
 from ..failures import Rounds
-from ..state import Generation, Incarnation, JobState, Stall, order_of, order_of_miscount, vm_of
+from ..state import Generation, Incarnation, JobState, Stall, order_of, order_of_miscount, vm_of, vms_of
+from ..strike_table import Progress
+from ..strikes import forgive_on_progress
 from . import renting
 
 
@@ -195,18 +197,15 @@ def _published(state: JobState, fact: CheckpointPublished) -> JobState:
 
 def _prove(state: JobState, generation: Generation) -> JobState:
     """The generation's VMs have committed steps: earlier deaths on them are forgotten."""
-    if not state.deaths and not state.worn_vms:
-        return state
-    vms = {vm_of(worker) for worker, _ in generation.incarnations}
-    deaths = tuple(death for death in state.deaths if death.vm not in vms)
+    strikes = forgive_on_progress(state.strikes, Progress.OWN_STEP, vms_of(generation))
     worn = 0 if _has_newer_vm(state, generation) else state.worn_vms
-    return state.changed(deaths=deaths, worn_vms=worn)
+    return state.changed(strikes=strikes, worn_vms=worn)
 
 
 def _progressed(state: JobState, step: int) -> JobState:
     if step <= state.progress_step:
         return state
-    return state.changed(progress_step=step, internal_errors=Rounds())
+    return state.changed(progress_step=step, strikes=forgive_on_progress(state.strikes, Progress.STEP))
 
 
 def _retired(state: JobState, fact: CheckpointRetired) -> JobState:

@@ -26,6 +26,7 @@ from ..facts import (
 )
 from ..failures import Rounds
 from ..state import JobState, Waiting, order_of
+from ..strikes import Ledger
 from . import renting
 
 
@@ -157,9 +158,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
 
 
 _NO_FAILURES: dict[str, Any] = {
-    "user_errors": Rounds(),
-    "internal_errors": Rounds(),
-    "deaths": (),
+    "strikes": Ledger(),
     "worn_vms": 0,
     "unfit_rounds": Rounds(),
     "newest_unfit": "",

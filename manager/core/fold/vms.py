@@ -19,6 +19,8 @@ from ..facts import (
 )
 from ..failures import Rounds
 from ..state import JobState, vm_of
+from ..strike_table import Progress
+from ..strikes import forgive_on_progress
 from ..vms import Vm, VmStatus
 from . import renting
 
@@ -43,7 +45,7 @@ def _noticed(state: JobState, fact: VmNoticed) -> JobState:
     vm = state.vms.live.get(fact.vm)
     if vm is None:
         return state
-    state = _without_deaths(state, fact.vm)  # word of its end may come with the first signs of it
+    state = _forgiven(state, fact.vm, Progress.VM_LOST)  # word of its end may come with the first signs of it
     noticed = replace(vm, status=VmStatus.NOTICED, deadline=fact.deadline, action=fact.action)
     return state.with_vm(noticed)
 
@@ -95,20 +97,20 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         if newest is None or vm.number > newest.number:
             state = state.changed(newest_unfit=fact.vm)
     if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
-        state = _without_deaths(state, fact.vm)  # what ended its trainers was the end of the VM
+        state = _forgiven(state, fact.vm, Progress.VM_LOST)  # that was the end of its trainers
         if _is_last_host(state, fact.vm):
             # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
             state = state.changed(unfit_rounds=Rounds())
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow", "given_up")}
     outdated = frozenset(worker for worker in state.outdated if vm_of(worker) != fact.vm)
+    state = _forgiven(state, fact.vm, Progress.VM_ENDED)
     state = state.changed(**forgotten, outdated=outdated).with_vm(ended)
     return renting.with_ended(state, ended, gone=fact.gone)
 
 
-def _without_deaths(state: JobState, vm: str) -> JobState:
-    deaths = tuple(death for death in state.deaths if death.vm != vm)
-    return state.changed(deaths=deaths) if len(deaths) < len(state.deaths) else state
+def _forgiven(state: JobState, vm: str, progress: Progress) -> JobState:
+    return state.changed(strikes=forgive_on_progress(state.strikes, progress, {vm}))
 
 
 def _is_last_host(state: JobState, vm: str) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ..facts import BitsFixed, Recalibrated, RecipeFixed, WorkerFailed, WorkerPaced
-from ..failures import Death, Rounds, without_progress
 from ..state import JobState, Slow, vm_of
+from ..strike_table import Kind, Progress
+from ..strikes import JOB, forgive_on_progress, strike
 from ..vms import VmStatus
 
 
@@ -33,7 +34,8 @@ def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
 def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     state = state.changed(failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
     if fact.step > state.progress_step:
-        state = state.changed(progress_step=fact.step, internal_errors=Rounds())
+        strikes = forgive_on_progress(state.strikes, Progress.STEP)
+        state = state.changed(progress_step=fact.step, strikes=strikes)
     if fact.kind == "recipe":
         return state.changed(
             unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
@@ -46,41 +48,30 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     if fact.kind == "stuck":
         state = state.changed(given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}))
         if not fact.counted:
-            return _died(state, fact, closed=True)
+            return _died(state, fact, Kind.VM_DEATH)
     elif fact.kind not in ("user", "internal"):
-        return _died(state, fact)
+        return _died(state, fact, Kind.VM_DEATH, Kind.DEATH)
     state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
-    mark = fact.at, state.last_generation, fact.worker, fact.incarnation
-    if fact.kind == "user":
-        return state.changed(user_errors=state.user_errors.failed(*mark))
-    return state.changed(internal_errors=state.internal_errors.failed(*mark))
+    kind = Kind.USER_ERROR if fact.kind == "user" else Kind.INTERNAL_ERROR
+    step = state.progress_step
+    return state.changed(
+        strikes=strike(state.strikes, kind, JOB, fact.at, by=[fact.worker], step=step, why=fact.message)
+    )
 
 
-def _died(state: JobState, fact: WorkerFailed, *, closed: bool = False) -> JobState:
+def _died(state: JobState, fact: WorkerFailed, *kinds: Kind) -> JobState:
     """A trainer that a signal, its lease, or not leaving a closed generation ended; of a VM that is gone, or
     was to go, that is no wonder."""
     vm = state.vms.get(vm_of(fact.worker))
-    if vm is None or not vm.live or vm.status is VmStatus.NOTICED or fact.own_steps is None:
+    if vm is None or not vm.live or vm.status is VmStatus.NOTICED:
         return state
-    death = Death(
-        vm.vm,
-        fact.worker,
-        fact.incarnation,
-        fact.at,
-        state.last_generation,
-        state.progress_step,
-        fact.message,
-        closed,
-    )
-    kept = [d for d in state.deaths if fact.own_steps == 0 or d.vm != vm.vm]
-    return state.changed(deaths=(*_still_counted(state, kept), death))
-
-
-def _still_counted(state: JobState, deaths: Iterable[Death]) -> list[Death]:
-    """Those on VMs that live; and of others for as long as the job has not gone on since."""
-    live = {vm.vm for vm in state.live_vms}
-    newest = without_progress(deaths, state.progress_step)
-    return [death for death in deaths if death.vm in live or death in newest]
+    strikes = state.strikes
+    if fact.own_steps:
+        strikes = forgive_on_progress(strikes, Progress.OWN_STEP, {vm.vm})
+    for kind in kinds:
+        step, why = state.progress_step, f"{fact.worker}: {fact.message}"
+        strikes = strike(strikes, kind, vm.vm, fact.at, by=[fact.worker], step=step, why=why)
+    return state.changed(strikes=strikes)
 
 
 def _recalibrated(state: JobState, fact: Recalibrated) -> JobState:

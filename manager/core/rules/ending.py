@@ -8,8 +8,8 @@ from ..commands import ExportWeights
 from ..context import Context
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
 from ..facts import EndReason, JobEnded, StopOrdered, Submitted, TrainingFinished
-from ..failures import num_rounds, without_progress
 from ..state import order_of
+from ..strike_table import Kind
 from . import retention, starting
 
 
@@ -104,14 +104,15 @@ def export_of(context: Context) -> ExportWeights:
 def give_up(context: Context) -> None:
     """Errors of the job's own code are counted against its allowance; our own, and deaths that nobody
     explains against fixed bounds."""
-    state, bound = context.state, context.timing.max_internal_errors
+    state = context.state
     if state.finished is not None:
         return
     reason = ""
-    if state.user_errors.count > context.spec.retry.max_restarts_on_errors:
+    if context.strikes(Kind.USER_ERROR).count > context.spec.retry.max_restarts_on_errors:
         reason = state.last_error
-    elif state.internal_errors.count >= bound:
-        reason = f"{bound} failures without a new step in between; the last: {state.last_error}"
+    elif context.is_reached(Kind.INTERNAL_ERROR):
+        count = context.strikes(Kind.INTERNAL_ERROR).count
+        reason = f"{count} failures without a new step in between; the last: {state.last_error}"
     else:
         reason = _deadly(context)
     if not reason or state.failure is not None:
@@ -150,15 +151,13 @@ def _can_save(context: Context) -> bool:
 
 def _deadly(context: Context) -> str:
     """Why trainers that die everywhere end the job; empty if they do not."""
-    deaths = without_progress(context.state.deaths, context.state.progress_step)
-    count = num_rounds(deaths)
-    if count < context.timing.max_deaths:
+    by_vm = context.state.strikes.all(Kind.DEATH)
+    count = sum(strikes.count for strikes in by_vm.values())
+    if not context.timing.strikes[Kind.DEATH].is_reached(count):
         return ""
-    vms = sorted({death.vm for death in deaths})
-    last = deaths[-1]
+    last = max(by_vm.values(), key=lambda strikes: strikes.since)
     return (
-        f"{count} deaths of trainers on {len(vms)} VMs without a new step in between; "
-        f"the last, {last.worker}: {last.message}"
+        f"{count} deaths of trainers on {len(by_vm)} VMs without a new step in between; the last, {last.why}"
     )
 
 

@@ -8,9 +8,9 @@ from .. import fitness
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, WorkerFailed
-from ..failures import num_rounds, on_vm
 from ..silence import heard_at
 from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
+from ..strike_table import Kind
 from ..vms import Vm, VmStatus
 from . import notices, renting, surplus
 
@@ -144,17 +144,23 @@ def record_isolation(context: Context) -> None:
 def replace_unusable(context: Context) -> None:
     """VMs on which trainers die again and again, or none of whose workers meets the recipe, give way to
     others."""
-    state, bound = context.state, context.timing.max_deaths_on_vm
-    for vm in {death.vm: None for death in state.deaths}:
-        deaths = on_vm(state.deaths, vm)
-        if state.vms[vm].live and num_rounds(deaths) >= bound:
-            detail = f"{bound} deaths of its trainers without a new step; the last: {deaths[-1].message}"
-            context.end_vm(vm, EndReason.WORKERS_DIED, detail)
+    state = context.state
+    for vm in state.live_vms:
+        for kind, (reason, failures) in _REPLACED.items():
+            if vm.vm in context.state.vms.live and context.is_reached(kind, vm.vm):
+                strikes = context.strikes(kind, vm.vm)
+                context.end_vm(vm.vm, reason, f"{strikes.count} {failures}; the last: {strikes.why}")
     for worker, why in state.unfit.items():
         vm = vm_of(worker)
         known = context.state.vms.get(vm)
         if known is not None and known.live and not fitness.may_fit(context, known):
             context.end_vm(vm, EndReason.UNFIT, why)
+
+
+_REPLACED = {
+    Kind.VM_DEATH: (EndReason.WORKERS_DIED, "deaths of its trainers without a new step"),
+    Kind.CORRUPT_STATE: (EndReason.CORRUPT_STATE, "times its state was another than that of its peers"),
+}
 
 
 def request_vms(context: Context) -> None:

@@ -1,0 +1,102 @@
+"""The kinds of failures that are counted: for each what a strike is, what follows, and what forgives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Kind(StrEnum):
+    """What failed."""
+
+    CORRUPT_STATE = "corrupt_state"
+    DEATH = "death"
+    INTERNAL_ERROR = "internal_error"
+    USER_ERROR = "user_error"
+    VM_DEATH = "vm_death"
+
+
+class Progress(StrEnum):
+    """What forgives strikes. All that is journalled is forgiven when a person has an ended job go on."""
+
+    OWN_STEP = "a step that is committed with it"
+    STEP = "a new step of the job"
+    VM_ENDED = "the end of the VM"
+    VM_LOST = "a notice for the VM, or its end for another reason: that is what ended its trainers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a strike of one kind is, and what follows."""
+
+    what: str  # the failure
+    subject: str = "the job"  # whose strikes are counted
+    follows: str  # at `limit` strikes
+    limit: int | None = None  # None: never, or as the job file says
+    first_s: float = 0.0  # the subject is left alone for so long after the first strike
+    factor: float = 2.0  # ... and for so many times longer after each further one
+    longest_s: float = 0.0  # ... but no longer than this
+    num_free: int = 0  # strikes after which there is no pause
+    together_s: float = 0.0  # failures of others that come within so long are the same strike
+    joint: bool = False  # ... at whichever subject: it is counted at the first one alone
+    forgiven_by: frozenset[Progress] = frozenset()
+
+    def pause_s(self, count: int) -> float:
+        """For how long the subject is left alone after so many strikes in a row."""
+        if count <= self.num_free:
+            return 0.0
+        return min(
+            self.first_s * self.factor ** min(count - self.num_free - 1, _MOST_DOUBLINGS), self.longest_s
+        )
+
+    def is_reached(self, count: int) -> bool:
+        """Whether what `follows` is due."""
+        return self.limit is not None and count >= self.limit
+
+
+_MOST_DOUBLINGS = 32  # beyond any `longest_s`; a float holds 2^32 exactly
+
+_TOGETHER_S = 10.0  # peers see each other die within the link timeout
+
+TABLE: Mapping[Kind, Row] = MappingProxyType(
+    {
+        Kind.USER_ERROR: Row(
+            what="an error of the job's own code ends trainers",
+            follows="the job fails: after more than `retry.max_restarts_on_errors`",
+            together_s=_TOGETHER_S,
+        ),
+        Kind.INTERNAL_ERROR: Row(
+            what="an error of Makara's code ends trainers, or one starts or profiles for too long",
+            limit=5,
+            follows="the job fails",
+            together_s=_TOGETHER_S,
+            forgiven_by=frozenset({Progress.STEP}),
+        ),
+        Kind.VM_DEATH: Row(
+            what="a signal, its lease, or not leaving a closed generation ends its trainer, before any step",
+            subject="the VM",
+            limit=3,
+            follows="the VM is replaced",
+            together_s=_TOGETHER_S,
+            forgiven_by=frozenset({Progress.OWN_STEP, Progress.VM_ENDED, Progress.VM_LOST}),
+        ),
+        Kind.DEATH: Row(
+            what="a signal or its lease ends a trainer",
+            subject="the VM; they are added up",
+            limit=9,
+            follows="the job fails",
+            together_s=_TOGETHER_S,
+            joint=True,
+            forgiven_by=frozenset({Progress.STEP, Progress.OWN_STEP, Progress.VM_LOST}),
+        ),
+        Kind.CORRUPT_STATE: Row(
+            what="the state of its worker differs from that of another host of the same section",
+            subject="the VM",
+            limit=2,
+            follows="the VM is replaced",
+            forgiven_by=frozenset({Progress.VM_ENDED}),
+        ),
+    }
+)
