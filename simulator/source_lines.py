@@ -30,7 +30,8 @@ def decode(data: bytes, invalid: type[FileFault]) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise invalid(f"not UTF-8: byte 0x{data[error.start]:02x}", line) from error
+        what = f"not UTF-8: byte 0x{data[error.start]:02x}; save the file as UTF-8"
+        raise invalid(what, line) from error
 
 
 def read_json(text: str, read: Callable[[Any], T], invalid: type[FileFault]) -> T:
@@ -77,7 +78,7 @@ class Lines:
     def repeated(self) -> Iterator[tuple[str, int, int]]:
         """Yield (field, line, line of its first occurrence) for every repeated key of a mapping."""
         if self._root is not None:
-            yield from _repeated(self._root, "", set())
+            yield from repeated_keys(self._root)
 
     @cached_property
     def _root(self) -> yaml.Node | None:
@@ -86,6 +87,11 @@ class Lines:
             return yaml.compose(self._text.replace("\t", " "), Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError):
             return None
+
+
+def repeated_keys(root: yaml.Node) -> Iterator[tuple[str, int, int]]:
+    """Yield (field, line, line of its first occurrence) for every repeated key of a mapping below `root`."""
+    yield from _repeated(root, "", set())
 
 
 def _inside(node: yaml.Node, field: str) -> tuple[int, yaml.Node, str] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
@@ -127,10 +128,12 @@ def _fields_of(annotation: Any) -> Mapping[str, FieldInfo]:
 
 def _hint(kind: str, given: object) -> str:
     """How to write a value that YAML 1.1 has read as another type than was meant."""
-    if kind == "string_type" and isinstance(given, bool | int | float):
-        return "; text that looks like something else is written in quotes" + (
-            f': "{given}"' if not isinstance(given, bool) else ""
-        )
+    if kind == "string_type" and given is None:
+        return "; an empty value, and ~ alone, are none"
+    if kind == "string_type" and isinstance(given, bool | int | float | date):
+        # Of a float the digits are lost (1.50, 2.10), of a boolean the word (yes, on).
+        written = f': "{given}"' if isinstance(given, int | date) and not isinstance(given, bool) else ""
+        return f"; text that looks like something else is written in quotes{written}"
     if kind not in ("int_type", "float_type") or not isinstance(given, str):
         return ""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -60,7 +61,8 @@ def measured_apart(
     workdir: Path, settings: JobSettings, seconds: float, envs: Mapping[str, str]
 ) -> Measurements:
     """Measure a job's model in a separate process for about `seconds`. Raises `UserCodeRefused`."""
-    arguments = (str(workdir), settings.model_dump_json(), str(seconds))
+    bare = settings.model_copy(update={"envs": {}, "setup": None})  # an argument has 128 KiB at most
+    arguments = (str(workdir), bare.model_dump_json(), str(seconds))
     answer = _answer_of("makara.worker.profiling", arguments, workdir, settings.entrypoint, envs)
     if "measurements" not in answer:
         raise UserCodeRefused(_told(answer["error"], answer["traceback"], answer["whole_traceback"]))
@@ -86,15 +88,23 @@ def _answer_of(
     module: str, arguments: Sequence[str], workdir: Path, entrypoint: str, envs: Mapping[str, str]
 ) -> dict[str, Any]:
     """Run `module` as a program; returns the JSON that it prints last."""
-    process = subprocess.run(
-        [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments],
-        cwd=workdir,
-        env={**os.environ, **envs},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments],
+            cwd=workdir,
+            env={**os.environ, **envs},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        if error.errno != errno.E2BIG:
+            raise
+        what = "are more than a process can be started with, together with your own environment"
+        raise UserCodeRefused(
+            f"envs: {what}; unset large variables here, or shorten those of the job"
+        ) from error
     lines = process.stdout.strip().splitlines()
     try:
         return json.loads(lines[-1])

@@ -10,6 +10,7 @@ from ...simulator.validation import FileFault
 from .job_spec import JobSpec, JobSpecError, parse_yaml, resolve_uri
 from .paths import expanded
 from .spec_errors import WHOLE
+from .yaml_text import MAX_FILE_BYTES, too_large
 
 _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=[:\s])")
 
@@ -17,7 +18,11 @@ _FIELD = re.compile(r"[a-z_]+(\.[a-z_]+)*(?=[:\s])")
 def read_spec(file: Path) -> JobSpec:
     """Read a job file; `checkpoint.uri` becomes absolute. Raises `JobSpecError`."""
     try:
-        text = decode(file.read_bytes(), FileFault)
+        with file.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)  # the name may be that of a checkpoint, or of a device
+        if len(data) > MAX_FILE_BYTES:
+            raise JobSpecError([(WHOLE, too_large())])
+        text = decode(data, FileFault)
     except OSError as error:
         raise JobSpecError([(WHOLE, f"cannot read it: {error.strerror}")]) from error
     except FileFault as error:
@@ -53,6 +58,7 @@ def placed(message: str, file: Path | None) -> str:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError):  # this is the reported fault itself, which has no line
+        with file.open("rb") as opened:
+            return decode(opened.read(MAX_FILE_BYTES), FileFault)
+    except (OSError, FileFault):  # this is the reported fault itself, which has no line
         return ""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from ...protocol.instruction_sets import InstructionSet
 from ...protocol.messages import JobSettings, StoreConfig
-from ...simulator.source_lines import Lines
 from ...simulator.validation import FieldFaults, shown
+from .environment import Variable, environment_faults
 from .fields import JobSection, Positive, Text, seconds_of, size_of, split_number
 from .paths import expanded
 from .resources import Resources, resource_faults
@@ -39,12 +38,6 @@ T = TypeVar("T")
 def parse_yaml(text: str) -> JobSpec:
     """Parse a YAML text. Raises `JobSpecError` with the line of each fault."""
     value = read_yaml(text)
-    twice = list(Lines(text).repeated())
-    if twice:
-        raise JobSpecError(
-            [(field, f"given twice, first in line {first}") for field, _, first in twice],
-            [line for _, line, _ in twice],
-        )
     try:
         return parse_spec(value)
     except JobSpecError as error:
@@ -152,13 +145,6 @@ def _switch(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
-def _variable(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII):
-        raise ValueError(f"{shown(value)} is no name of an environment variable")
-    return value
-
-
-Variable = Annotated[str, AfterValidator(_variable)]
 Auto = Annotated[Positive | None, BeforeValidator(_auto)]
 Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(_switch)]
 
@@ -250,6 +236,7 @@ class JobSpec(JobSection):
             *_worker_faults(self),
             *_batch_faults(self),
             *_copies_faults(self),
+            *environment_faults(self.envs, self.setup),
             *uri_faults(own.uri, own.endpoint, own.region),
             *start_faults(own.start_from, own.uri, own.endpoint, own.region),
         ]

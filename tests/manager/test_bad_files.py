@@ -85,10 +85,14 @@ def job(tmp_path: Path) -> Path:
             "steps: !!python/name:os.system 1",
             "job.yaml:9: not YAML: could not determine a constr",
         ),
-        ("interval: 10", "interval: 10\n---\nname: b", "job.yaml:13: not YAML: but found another document"),
+        (
+            "interval: 10",
+            "interval: 10\n---\nname: b",
+            "job.yaml:13: a second document begins here; give one, without ---",
+        ),
         (JOB, "", "job.yaml: expected a mapping of keys to values, got nothing"),
         (JOB, "- name\n", "job.yaml: expected a mapping of keys to values, got ['name']"),
-        (JOB, "[" * 5000, "job.yaml: not YAML: nested too deeply"),
+        (JOB, "[" * 5000, "job.yaml:1: not YAML: nested too deeply"),
     ],
 )
 def test_a_bad_job_file_is_refused_with_its_line(
@@ -116,7 +120,10 @@ def test_a_job_file_that_is_no_utf_8_is_refused_with_its_line(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job.write_bytes(JOB.replace("./checkpoints", "./pr\u00fcfpunkte").encode("latin-1"))
-    assert run(tmp_path, capsys, "plan", "-f", job) == "job.yaml:11: not UTF-8: byte 0xfc\n"
+    assert (
+        run(tmp_path, capsys, "plan", "-f", job)
+        == "job.yaml:11: not UTF-8: byte 0xfc; save the file as UTF-8\n"
+    )
     job.write_bytes(b"\xef\xbb\xbf" + JOB.replace("local", "moon").encode())
     assert run(tmp_path, capsys, "plan", "-f", job).startswith("job.yaml:5: resources.provider")
 

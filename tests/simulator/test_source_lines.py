@@ -95,7 +95,7 @@ def test_what_is_no_json_is_refused_with_its_line(text: str, said: str) -> None:
 
 def test_what_is_not_utf_8_is_refused_with_its_line() -> None:
     assert decode("\ufeffn\u00e4me".encode(), FileFault) == "n\u00e4me"
-    with pytest.raises(FileFault, match=r"^line 2: not UTF-8: byte 0xe4$"):
+    with pytest.raises(FileFault, match=r"^line 2: not UTF-8: byte 0xe4; save the file as UTF-8$"):
         decode("a\nn\u00e4me".encode("latin-1"), FileFault)
 
 
