@@ -54,25 +54,6 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
-    """Generations in a row of one trainer protocol that made no step."""
-
-    generation: int  # the last of them
-    count: int
-    at: float  # when it was last seen open
-
-
-@dataclass(frozen=True, slots=True)
-class Breaks:
-    """Generations in a row that broke at one step, for no reason that is known."""
-
-    count: int = 0
-    step: int = -1
-    at: float = 0.0  # when the last of them was closed
-    incarnations: frozenset[Incarnation] = frozenset()  # its workers
-
-
-@dataclass(frozen=True, slots=True)
 class StepPace:
     """Some of a worker's last steps in one generation: how many times longer than calibrated they took."""
 
@@ -145,14 +126,11 @@ class Observations:
         default_factory=empty_mapping
     )  # of the open generation's workers
     growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
-    tries: Mapping[int, Tries] = field(default_factory=empty_mapping)  # by protocol
     swept_at: float | None = None  # when the store was last looked through
     strikes: Ledger = field(default_factory=Ledger)
     broken_since: float | None = None
-    breaks: Breaks = field(default_factory=Breaks)
     forming: tuple[int, float] | None = None  # the opened generation, and since when it has been free to form
     left_out: Mapping[Incarnation, float] = field(default_factory=empty_mapping)  # until when
-    cuts: Mapping[frozenset[str], int] = field(default_factory=empty_mapping)  # of two workers: times lost
     unheard: frozenset[str] = frozenset()  # VMs that sent no report for a lease, or are lost; see `silence`
     lost: frozenset[str] = frozenset()  # VMs that peers lost, and whose connections closed
     silent: frozenset[str] = frozenset()  # those of them of which nothing else shows that they live

@@ -96,9 +96,7 @@ class Stall:
 
     number: int
     generation: int
-    step: int
     suspects: tuple[str, ...]
-    doublings: int
     seen: frozenset[str] = frozenset()
 
 

@@ -8,7 +8,7 @@ from .strike_table import TABLE, Kind, Progress, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
 _BEGIN, _END = "<!-- strikes: begin -->\n", "<!-- strikes: end -->\n"
-_HEAD = "| kind | a strike: | of | together | pause, s | strikes | what follows | what forgives |"
+_HEAD = "| kind | a strike: | of | together | pause, s | strikes | what follows | what forgives | kept |"
 
 
 def main() -> None:
@@ -29,10 +29,13 @@ def _line(kind: Kind, row: Row) -> str:
     strikes = f"{row.limit}" if row.limit is not None else "–"
     forgiven = "; ".join(progress for progress in Progress if progress in row.forgiven_by) or "nothing"
     cells = (f"`{kind}`", row.what, row.subject, _together(row), _pause(row), strikes, row.follows, forgiven)
+    cells = (*cells, "journal" if row.journalled else "memory")
     return f"| {' | '.join(cells)} |"
 
 
 def _together(row: Row) -> str:
+    if row.under_way:
+        return "what was under way when it came"
     return f"within {row.together_s:g} s" if row.together_s else "–"
 
 

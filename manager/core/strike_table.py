@@ -11,9 +11,13 @@ from types import MappingProxyType
 class Kind(StrEnum):
     """What failed."""
 
+    BREAK = "break"
     CORRUPT_STATE = "corrupt_state"
+    CUT = "cut"
     DEATH = "death"
     INTERNAL_ERROR = "internal_error"
+    PROTOCOL = "protocol"
+    STALL = "stall"
     USER_ERROR = "user_error"
     VM_DEATH = "vm_death"
 
@@ -21,8 +25,11 @@ class Kind(StrEnum):
 class Progress(StrEnum):
     """What forgives strikes. All that is journalled is forgiven when a person has an ended job go on."""
 
+    FORMED = "a generation that forms with both"
+    NEXT_STEP = "a step after the one at which it came"
     OWN_STEP = "a step that is committed with it"
     STEP = "a new step of the job"
+    PERSON = "a person who has the job go on"
     VM_ENDED = "the end of the VM"
     VM_LOST = "a notice for the VM, or its end for another reason: that is what ended its trainers"
 
@@ -40,8 +47,10 @@ class Row:
     longest_s: float = 0.0  # ... but no longer than this
     num_free: int = 0  # strikes after which there is no pause
     together_s: float = 0.0  # failures of others that come within so long are the same strike
+    under_way: bool = False  # what was under way at the newest strike is part of it, whenever it fails
     joint: bool = False  # ... at whichever subject: it is counted at the first one alone
     forgiven_by: frozenset[Progress] = frozenset()
+    journalled: bool = True  # else in memory only: it means nothing to the next manager
 
     def pause_s(self, count: int) -> float:
         """For how long the subject is left alone after so many strikes in a row."""
@@ -90,6 +99,42 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             together_s=_TOGETHER_S,
             joint=True,
             forgiven_by=frozenset({Progress.STEP, Progress.OWN_STEP, Progress.VM_LOST}),
+        ),
+        Kind.BREAK: Row(
+            what="a generation breaks, for no reason that is known",
+            follows="longer pauses before the next generation; none once a member of it is gone",
+            first_s=5.0,
+            longest_s=300.0,
+            num_free=1,  # mended at once, as if a death were about to be reported
+            forgiven_by=frozenset({Progress.NEXT_STEP}),
+            journalled=False,
+        ),
+        Kind.STALL: Row(
+            what="a generation makes no progress; twice its bound is given to the next",
+            limit=5,
+            follows="a person is asked: what hangs there hangs on any VM",
+            under_way=True,
+            forgiven_by=frozenset({Progress.NEXT_STEP, Progress.PERSON}),
+        ),
+        Kind.CUT: Row(
+            what="two members cannot reach each other; plans leave out one of them meanwhile",
+            subject="the two",
+            limit=6,
+            follows="the VM of the one is replaced",
+            first_s=30.0,
+            longest_s=960.0,
+            forgiven_by=frozenset({Progress.FORMED}),
+            journalled=False,
+        ),
+        Kind.PROTOCOL: Row(
+            what="a generation of trainers of one version makes no step; they lose ties meanwhile",
+            subject="the trainers' protocol",
+            follows="longer pauses",
+            first_s=300.0,
+            longest_s=86400.0,
+            under_way=True,
+            forgiven_by=frozenset({Progress.OWN_STEP}),
+            journalled=False,
         ),
         Kind.CORRUPT_STATE: Row(
             what="the state of its worker differs from that of another host of the same section",

@@ -38,13 +38,13 @@ class Strikes:
     def includes(self, failure: Strikes, row: Row, began: float | None) -> bool:
         """Whether `failure` is part of the newest of these strikes.
 
-        It is if it was under way (`began`) when that came: nothing was tried in between. Else if it comes
-        shortly after it, and is of others: whoever fails again has been tried again.
+        It is if it was under way (`began`) when that came: nothing was tried in between. Or, of some kinds,
+        if it comes shortly after it, and is of others: one that fails again has been tried again.
         """
         if self == NONE:
             return False
-        if began is not None:
-            return began < self.since <= failure.since
+        if row.under_way:
+            return began is not None and began < self.since <= failure.since
         is_near = 0 <= failure.since - self.since < row.together_s
         return is_near and not self.by & failure.by
 
@@ -84,12 +84,12 @@ def strike(
 ) -> Ledger:
     """The ledger with one more failure at `at`.
 
-    `by`: who failed; `began`: when that which failed was begun, where that is known; `step`: the newest step
-    that the job has made: a later one than at the last strike forgives what a step forgives.
+    `by`: who failed; `began`: when that which failed was begun, for kinds in which it matters; `step`: the
+    job's newest step.
     """
     row = TABLE[kind]
     failure = Strikes(1, at, step, frozenset(by), why)
-    if Progress.STEP in row.forgiven_by and any(step > it.step for it in ledger.all(kind).values()):
+    if Progress.NEXT_STEP in row.forgiven_by and any(step > it.step for it in ledger.all(kind).values()):
         ledger = _without(ledger, {kind}, None)
     candidates = ledger.all(kind) if row.joint else {subject: ledger.of(kind, subject)}
     newest = max(candidates, key=lambda it: candidates[it].since, default=subject)

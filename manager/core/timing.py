@@ -48,12 +48,10 @@ class Timing:
     first_step_factor: float = 10.0  # ... and so many times more until its first step is done
     data_wait_s: float = 600.0  # without progress while a member waits for samples
     store_wait_s: float = 1800.0  # without progress while a member waits for the store
-    max_stalls: int = 5  # at one step, each bound twice the one before: the job waits for a person
     stacks_s: float = 5.0  # stacks that were asked for are waited for
     start_wait_s: float = 1800.0  # a trainer that starts for longer (setup, imports, trace) is replaced
     profile_wait_s: float = 1800.0  # one that looks at the model for longer is replaced
-    left_out_s: float = 30.0  # doubles each time that the same two members cannot reach each other
-    max_cuts: int = 6  # of the same two members, with no generation of both in between: the VM is replaced
+    left_out_s: float = 30.0  # members that are not prepared in time, or are suspected of a stall
     stop_timeout_s: float = 300.0  # without progress of any member
     max_stop_changes: int = 5  # a job that is to stop, and lost so many generations since, ends after that
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from core_script import Script
-from makara.manager.core import Timing
 from makara.manager.core.commands import ComputePlan, ReleaseVm
 from makara.manager.core.events import StopRequested, VmTerminated
 from makara.manager.core.facts import EndReason, GenerationClosed, VmEnded
+from makara.manager.core.strike_table import TABLE, Kind
 from makara.protocol.messages import Phase
 
 
@@ -56,16 +56,17 @@ def test_members_that_reach_everybody_accuse_nobody() -> None:
 
 def test_two_that_never_reach_each_other_cost_ever_less_and_one_is_replaced() -> None:
     """Found: 29 generations in ten minutes, for as long as the job ran."""
-    timing = Timing()
+    row = TABLE[Kind.CUT]
+    assert row.limit == 6
     script, (a, b, _) = forming(3)
     waits: list[float] = []
-    for _ in range(timing.max_cuts - 1):
+    for _ in range(row.limit - 1):
         script.report(*(script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))))
         script.wait(2.0)
         waits.append(script.observations.left_out[a, 1] - script.now)
         assert not script.count(VmEnded)
         form_again(script, a, b)
-    assert waits == [timing.left_out_s * 2**n for n in range(timing.max_cuts - 1)]
+    assert waits == [30.0 * 2**n for n in range(row.limit - 1)]
     script.report(*(script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))))
     script.wait(2.0)
     ended = script.last(VmEnded)
@@ -79,10 +80,10 @@ def test_two_that_reach_each_other_again_begin_anew() -> None:
     lost = [script.change(w, phase=Phase.BROKEN, lost=[o]) for w, o in ((a, b), (b, a))]
     script.report(*lost)
     script.wait(2.0)
-    assert script.observations.cuts == {frozenset((a, b)): 1}
+    assert script.observations.strikes.count(Kind.CUT, frozenset((a, b))) == 1
     form_again(script, a, b)
     script.form()
-    assert not script.observations.cuts
+    assert not script.observations.strikes.all(Kind.CUT)
 
 
 def form_again(script: Script, a: str, b: str) -> None:

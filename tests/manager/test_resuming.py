@@ -358,10 +358,9 @@ def test_a_stall_of_before_lengthens_no_bound() -> None:
     """Found: a job that was resumed after stalls noticed the next one after hours."""
     script, _ = stopped()
     stalled = GenerationStalled(
-        at=script.now, generation=1, number=1, step=30, silent_s=70.0, bound_s=60.0, standing={}, suspects=(),
-        doublings=6,
+        at=script.now, generation=1, number=1, step=30, silent_s=70.0, bound_s=60.0, standing={}, suspects=()
     )  # fmt: skip
-    script.facts.insert(-1, stalled)
+    script.facts[-1:-1] = [stalled] * 6
     script.state = fold(script.facts)
     go_on(script)
     idle_again(script)

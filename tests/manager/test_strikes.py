@@ -37,19 +37,24 @@ def test_a_failure_that_takes_several_vms_is_one_strike_of_the_job_and_one_of_ea
 
 
 def test_a_later_step_than_at_the_last_strike_forgives_where_a_step_does() -> None:
-    ledger = strike(Ledger(), Kind.INTERNAL_ERROR, JOB, 1.0, by=["a"], step=5)
-    again = strike(ledger, Kind.INTERNAL_ERROR, JOB, 60.0, by=["a"], step=5)
-    assert again.count(Kind.INTERNAL_ERROR) == 2
-    assert strike(again, Kind.INTERNAL_ERROR, JOB, 120.0, by=["a"], step=6).count(Kind.INTERNAL_ERROR) == 1
-    assert forgive_on_progress(again, Progress.STEP) == Ledger()
-    ours = strike(again, Kind.USER_ERROR, JOB, 60.0, by=["a"])
-    assert forgive_on_progress(ours, Progress.STEP).strikes.keys() == {(Kind.USER_ERROR, JOB)}
+    ledger = strike(Ledger(), Kind.BREAK, JOB, 1.0, step=5)
+    again = strike(ledger, Kind.BREAK, JOB, 60.0, step=5)
+    assert again.count(Kind.BREAK) == 2
+    assert strike(again, Kind.BREAK, JOB, 120.0, step=6).count(Kind.BREAK) == 1
+
+
+def test_what_was_under_way_at_the_newest_strike_is_part_of_it() -> None:
+    ledger = strike(Ledger(), Kind.STALL, JOB, 10.0, began=5.0)
+    assert strike(ledger, Kind.STALL, JOB, 500.0, began=5.0).count(Kind.STALL) == 1
+    assert strike(ledger, Kind.STALL, JOB, 500.0, began=10.0).count(Kind.STALL) == 2
 
 
 def test_progress_forgives_the_subjects_that_made_it() -> None:
     ledger = strike(strike(Ledger(), Kind.CORRUPT_STATE, "v1", 1.0), Kind.CORRUPT_STATE, "v2", 1.0)
     assert forgive_on_progress(ledger, Progress.VM_ENDED, {"v1"}).all(Kind.CORRUPT_STATE).keys() == {"v2"}
     assert forgive_on_progress(ledger, Progress.STEP) is ledger
+    ledger = strike(ledger, Kind.INTERNAL_ERROR, JOB, 1.0, by=["a"])
+    assert not forgive_on_progress(ledger, Progress.STEP).count(Kind.INTERNAL_ERROR)
 
 
 def test_pauses_grow_to_the_longest() -> None:

@@ -26,6 +26,7 @@ from makara.manager.core.facts import Fact
 from makara.manager.core.fold import fold
 from makara.manager.core.orders import Leases, orders
 from makara.manager.core.state import JobState
+from makara.manager.core.strike_table import Kind
 from makara.manager.world import World
 from makara.protocol.messages import Failure, Report
 from makara.simulator import to_ns
@@ -65,6 +66,7 @@ TIMING = Timing(
     leases=Leases(orphan_timeout_s=12.0, orphan_save_s=2.0),
     sweep_s=9.0,
 )
+TIMING = TIMING.with_row(Kind.CUT, first_s=8.0).with_row(Kind.BREAK, first_s=1.0, longest_s=8.0)
 
 
 class Crash(Exception):

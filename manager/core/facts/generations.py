@@ -95,7 +95,6 @@ class GenerationStalled(BaseFact):
     bound_s: float
     standing: dict[str, str]  # worker -> what it is at
     suspects: tuple[str, ...]  # whose own work stands still
-    doublings: int = 0  # of the bound: stalls before this one, at the same step
 
 
 class StacksTaken(BaseFact):

@@ -27,8 +27,8 @@ from ..facts import (
 )
 from ..failures import Rounds
 from ..state import Generation, Incarnation, JobState, Stall, order_of, order_of_miscount, vm_of, vms_of
-from ..strike_table import Progress
-from ..strikes import forgive_on_progress
+from ..strike_table import Kind, Progress
+from ..strikes import JOB, forgive_on_progress, strike
 from . import renting
 
 
@@ -150,7 +150,11 @@ def _closed(state: JobState, fact: GenerationClosed) -> JobState:
 
 
 def _stalled(state: JobState, fact: GenerationStalled) -> JobState:
-    return state.changed(stall=Stall(fact.number, fact.generation, fact.step, fact.suspects, fact.doublings))
+    began = state.current.opened_at if state.current is not None else None
+    return state.changed(
+        stall=Stall(fact.number, fact.generation, fact.suspects),
+        strikes=strike(state.strikes, Kind.STALL, JOB, fact.at, began=began, step=fact.step),
+    )
 
 
 def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:

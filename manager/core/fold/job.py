@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +25,8 @@ from ..facts import (
 )
 from ..failures import Rounds
 from ..state import JobState, Waiting, order_of
-from ..strikes import Ledger
+from ..strike_table import Progress
+from ..strikes import Ledger, forgive_on_progress
 from . import renting
 
 
@@ -77,8 +77,7 @@ def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
 
 def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
     """Generations go on above the head's, whoever opened that. To try again accepts nothing: a head that is
-    still another's is found to be so again. A stall at the same step is the first there again."""
-    stall = replace(state.stall, step=-1) if state.stall is not None else None
+    still another's is found to be so again."""
     state = renting.without_not_joined(state).changed(
         waiting=None,
         answered=fact.how,
@@ -87,7 +86,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
         unfit_rounds=Rounds(),
         refusals=MappingProxyType({}),
         enough=None,
-        stall=stall,
+        strikes=forgive_on_progress(state.strikes, Progress.PERSON),
         last_generation=max(state.last_generation, fact.head_generation),
     )
     if state.recipe is not None and (fact.how is Resumption.RESTART or state.progress_step == 0):

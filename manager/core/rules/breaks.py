@@ -1,37 +1,32 @@
 """What follows when a generation breaks.
 
-Deaths are counted (`failures.Death`). Members that cannot reach each other (`Observations.cuts`) are left out
-for a while. Any other break is of connections that work again at once: a proxy, a driver. Nobody is to blame,
-and the job would change its plan every few seconds for ever; so each further break without a step brings a
-longer rest.
+Deaths are counted by themselves. Members that cannot reach each other are left out for a while. Any other
+break is of connections that work again at once: a proxy, a driver. No member is to blame, and the job would
+change its plan every few seconds for ever; so each further break without a step brings a longer pause.
 """
 
 from __future__ import annotations
 
 from itertools import combinations
-from types import MappingProxyType
 
 from ....protocol.messages import WorkerReport
 from ..context import Context
 from ..facts import EndReason
-from ..observations import Breaks
 from ..silence import losses
 from ..state import Generation, Incarnation, vm_of
+from ..strike_table import Kind, Progress
 
-_FREE = 1  # the first break is mended at once, as if a death were about to be told
 _EXACT_COVER = 12  # a smallest set is searched for among this many accused; beyond, a near-smallest will do
 
 
 def count(context: Context, broken: Generation) -> str:
     """Count one more; returns what to add to the reason why the generation is closed."""
-    before, newest_step = context.observations.breaks, context.observations.newest_step
-    number = before.count + 1 if newest_step <= before.step else 1
-    context.note(breaks=Breaks(number, newest_step, context.now, frozenset(broken.incarnations)))
-    rest_s = _rest_s(context)
-    if not rest_s:
+    strikes = context.strike(Kind.BREAK, by=broken.incarnations)
+    pause_s = context.row(Kind.BREAK).pause_s(strikes.count)
+    if not pause_s:
         return ""
-    often = f"{number} times in a row at step {newest_step}"
-    return f" for no reason that is known, {often}: the next in {rest_s:g} s"
+    often = f"{strikes.count} times in a row at step {strikes.step}"
+    return f" for no reason that is known, {often}: the next in {pause_s:g} s"
 
 
 def rests(context: Context, usable: frozenset[Incarnation]) -> bool:
@@ -40,16 +35,9 @@ def rests(context: Context, usable: frozenset[Incarnation]) -> bool:
     One that is gone, replaced or under notice may have been the cause, and then what it holds is to be saved.
     A stop that has something to save waits for nothing.
     """
-    breaks = context.observations.breaks
-    resting = context.elapsed_s(breaks.at) < _rest_s(context)
-    return resting and breaks.incarnations <= usable and not context.must_save()
-
-
-def _rest_s(context: Context) -> float:
-    breaks = context.observations.breaks
-    if breaks.count <= _FREE or context.observations.newest_step > breaks.step:
-        return 0.0
-    return context.timing.backoff_s(breaks.count - _FREE)
+    if not context.is_paused(Kind.BREAK):
+        return False
+    return context.strikes(Kind.BREAK).by <= usable and not context.must_save()
 
 
 # ---- members that cannot reach each other ------------------------------------------------------------------
@@ -58,35 +46,34 @@ def _rest_s(context: Context) -> float:
 def leave_out_cut(context: Context, current: Generation, broken: list[WorkerReport]) -> bool:
     """Plan without a smallest set of members that explains who could not reach whom; whether there is one.
 
-    For twice as long each time that the same two could not; at last the VM is replaced.
+    For longer each time that the same two could not; at last the VM is replaced.
     """
     pairs = _lost_pairs(context, current, broken)
-    cuts = {pair: context.observations.cuts.get(pair, 0) + 1 for pair in map(frozenset, pairs)}
-    context.note(cuts=MappingProxyType({**context.observations.cuts, **cuts}))
+    cuts = {pair: context.strike(Kind.CUT, pair).count for pair in {frozenset(pair) for pair in pairs}}
     blamed = _blamed(current, pairs)
     for incarnation in blamed:
         times, other = max(
             (n, min(pair - {incarnation.worker})) for pair, n in cuts.items() if incarnation.worker in pair
         )
         vm = context.state.vms[vm_of(incarnation.worker)]
-        if times >= context.timing.max_cuts and vm.live:
+        if context.row(Kind.CUT).is_reached(times) and vm.live:
             context.end_vm(
                 vm.vm, EndReason.CUT_OFF, f"{incarnation.worker} and {other} cannot reach each other"
             )
         else:
-            context.leave_out([incarnation], context.timing.left_out_s * 2 ** (times - 1))
+            context.leave_out([incarnation], context.row(Kind.CUT).pause_s(times))
     return bool(blamed)
 
 
 def forget_cuts(context: Context, current: Generation) -> None:
     """Two members of a generation that has formed reach each other, or need not."""
     names = {worker for worker, _ in current.members}
-    cuts = {
-        pair: times
-        for pair, times in context.observations.cuts.items()
-        if not pair <= names and all(context.state.vms[vm_of(name)].live for name in pair)
-    }
-    context.note(cuts=MappingProxyType(cuts))
+    forgiven = [
+        pair
+        for pair in context.observations.strikes.all(Kind.CUT)
+        if names.issuperset(pair) or not all(context.state.vms[vm_of(name)].live for name in pair)
+    ]
+    context.forgive(Progress.FORMED, forgiven)
 
 
 def _lost_pairs(context: Context, current: Generation, broken: list[WorkerReport]) -> set[tuple[str, str]]:

@@ -10,7 +10,7 @@ When it is exceeded, the stacks of all members are asked for, and then the gener
 own work is stalled are suspected and left out for a while. Where all wait for each other nobody is suspected:
 the links are tried when the next generation forms. If that one makes no progress at the same step either, the
 bound is doubled, whether or not a member is suspected: one operation may take longer than was predicted.
-After `max_stalls` in a row at one step the job waits for a person: what hangs there hangs on any VM.
+After several in a row at one step the job waits for a person: what hangs there hangs on any VM.
 
 A member of a closed generation sees that it is closed between two operations. So it has the time that its
 operation may take, and is ended after that; this does not count as a failure of the job.
@@ -26,7 +26,8 @@ from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick
 from ..facts import EndReason, GenerationStalled, Resumption, StacksTaken, WorkerFailed
 from ..observations import NoProgress
-from ..state import Generation, Stall
+from ..state import Generation
+from ..strike_table import Kind
 from ..vms import Vm
 from . import generations, waiting
 
@@ -171,11 +172,11 @@ def _doublings(context: Context, generation: Generation) -> int:
     It does not matter which members were suspected: each host in turn may need longer for one operation than
     was predicted.
     """
-    stall = context.state.stall
-    if stall is None or context.observations.newest_step > stall.step:
-        return 0
-    repeats = stall.doublings + (1 if stall.generation < generation.number else 0)
-    return min(repeats, context.timing.max_stalls - 1)
+    stall, count = context.state.stall, context.strikes(Kind.STALL).count
+    if stall is not None and count and stall.generation >= generation.number:
+        count -= 1
+    limit = context.row(Kind.STALL).limit
+    return min(count, limit - 1) if limit is not None else count
 
 
 def _watch_generation(context: Context, current: Generation, found: NoProgress | None, free_s: float) -> None:
@@ -199,13 +200,14 @@ def _watch_generation(context: Context, current: Generation, found: NoProgress |
             context.leave_out(generations.idle_members(context, current))
         what = "did not form: " if current.formed is None else ""
         generations.close(context, f"{what}no progress for {lasted_s:.0f} s", context.now)
-        if context.state.active and stall.doublings + 1 >= context.timing.max_stalls:
-            _ask_a_person(context, stall, found)
+        if context.state.active and context.is_reached(Kind.STALL):
+            _ask_a_person(context, found)
 
 
-def _ask_a_person(context: Context, stall: Stall, found: NoProgress) -> None:
-    times = f"{stall.doublings + 1} generations in a row stalled there"
-    reason = f"no step after step {stall.step} is made: {times}; the last: {found.describe()}"
+def _ask_a_person(context: Context, found: NoProgress) -> None:
+    strikes = context.strikes(Kind.STALL)
+    times = f"{strikes.count} generations in a row stalled there"
+    reason = f"no step after step {strikes.step} is made: {times}; the last: {found.describe()}"
     waiting.wait(context, reason, (Resumption.AGAIN,))
 
 
@@ -222,7 +224,6 @@ def _ask_for_stacks(context: Context, current: Generation, found: NoProgress, la
             bound_s=found.bound_s,
             standing=dict(found.standing),
             suspects=_suspects(context, current, found),
-            doublings=_doublings(context, current),
         )
     )
 

@@ -11,21 +11,19 @@ so they are while others measure the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 from ....protocol.messages import Phase, WorkerReport
 from .. import candidates
 from ..context import Context, has_ended, incarnation_of, own_steps
 from ..events import Tick
 from ..facts import HoldChanged, WorkerFailed
-from ..observations import Tries
 from ..state import Incarnation, vm_of
+from ..strike_table import Kind, Progress
 from . import ending, generations
 
 OUTDATED = "outdated"
 """The kind of failure of a trainer that is ended only because it is of an older version than its peers."""
 
-_RETRY_S = 300.0  # before a protocol that made no step wins a tie again; doubles each time
 _WAITS = (Phase.IDLE, Phase.BROKEN, Phase.LEFT, Phase.HELD)
 
 
@@ -106,31 +104,28 @@ def restart(context: Context, worker: WorkerReport, why: str) -> None:
 
 
 def count_tries(context: Context) -> None:
-    """Remember for each protocol how many of its generations in a row were opened and made no step, and when
-    the last was seen: it loses a tie for a while, twice as long after each."""
-    current, tries = context.state.current, context.observations.tries
+    """A generation that is open and has made no step is a strike of its trainers' protocol: that loses a tie
+    for a while, from when the generation was last seen."""
+    current = context.state.current
     if current is None:
         return
     reports = context.reports_of(current.members)
     spoken = {report.trainer_protocol for report in reports}
     if len(spoken) != 1:
         return
-    [protocol] = spoken
+    [protocol] = map(str, spoken)
     if any(report.generation == current.number and own_steps(report) for report in reports):
-        tries = {number: known for number, known in tries.items() if number != protocol}
+        context.forgive(Progress.OWN_STEP, {protocol})
     else:
-        before = tries.get(protocol, Tries(0, 0, 0.0))
-        count = before.count + (before.generation != current.number)
-        tries = {**tries, protocol: Tries(current.number, count, context.now)}
-    context.note(tries=MappingProxyType(tries))
+        context.strike(Kind.PROTOCOL, protocol, began=current.planned_at)
 
 
 def _failing(context: Context, protocol: int) -> bool:
     """Whether the last generation of the protocol made no step, a short while ago."""
-    tries, current = context.observations.tries.get(protocol), context.state.current
-    if tries is None or (current is not None and tries.generation == current.number):
+    since, current = context.strikes(Kind.PROTOCOL, str(protocol)).since, context.state.current
+    if current is not None and since >= current.planned_at:
         return False  # it may make its first step yet
-    return context.now - tries.at < _RETRY_S * 2 ** min(tries.count - 1, 16)
+    return context.is_paused(Kind.PROTOCOL, str(protocol))
 
 
 def _running(context: Context) -> int | None:
