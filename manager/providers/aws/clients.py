@@ -12,6 +12,7 @@ from botocore.config import Config
 
 from .. import Unauthenticated
 from . import errors
+from .sessions import new_session
 
 _PRICE_REGION = "us-east-1"  # one of the few regions that serve the price list, which is the same in all
 # The library never retries: callers do, as they know whether a call is still wanted.
@@ -31,7 +32,7 @@ class Clients:
         self._endpoint_url = endpoint_url
         self._given = session
         with errors.translated("aws"):
-            self._session: boto3.Session | None = session or boto3.Session()
+            self._session: boto3.Session | None = session or new_session()
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
 
@@ -77,7 +78,7 @@ class Clients:
             if known is None:
                 with errors.translated(f"{service} in {region}"):
                     if self._session is None:
-                        self._session = boto3.Session()
+                        self._session = new_session()
                     known = self._session.client(
                         service,  # pyright: ignore[reportArgumentType, reportCallIssue]
                         region_name=region,

@@ -6,9 +6,8 @@ import difflib
 import socket
 from collections.abc import Iterable
 
-import boto3
-
 from .. import NotAllowed
+from .sessions import new_session
 
 
 def check_regions(regions: Iterable[str]) -> None:
@@ -23,7 +22,7 @@ def check_regions(regions: Iterable[str]) -> None:
 
 
 def _known() -> set[str]:
-    session = boto3.Session()
+    session = new_session()
     partitions = session.get_available_partitions()
     return {name for one in partitions for name in session.get_available_regions("ec2", partition_name=one)}
 
