@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -278,12 +278,11 @@ class Context:
         kind: Kind,
         subject: Subject = JOB,
         *,
-        by: Iterable[Incarnation] = (),
-        began: float | None = None,
+        by: Iterable[Hashable] = (),
     ) -> Strikes:
         """Count one more failure of a kind that is in memory only; returns the strikes in a row."""
         ledger, step = self.observations.strikes, self.observations.newest_step
-        ledger = strike(ledger, kind, subject, self.now, by=by, began=began, step=step)
+        ledger = strike(ledger, kind, subject, self.now, by=by, step=step)
         self.note(strikes=ledger)
         return ledger.of(kind, subject)
 

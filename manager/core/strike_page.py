@@ -34,6 +34,8 @@ def _line(kind: Kind, row: Row) -> str:
 
 
 def _together(row: Row) -> str:
+    if row.seen_again:
+        return "the same one, seen again"
     if row.under_way:
         return "what was under way when it came"
     return f"within {row.together_s:g} s" if row.together_s else "–"

@@ -48,6 +48,7 @@ class Row:
     num_free: int = 0  # strikes after which there is no pause
     together_s: float = 0.0  # failures of others that come within so long are the same strike
     under_way: bool = False  # what was under way at the newest strike is part of it, whenever it fails
+    seen_again: bool = False  # a failure of those in the newest strike is that strike, seen again
     joint: bool = False  # ... at whichever subject: it is counted at the first one alone
     forgiven_by: frozenset[Progress] = frozenset()
     journalled: bool = True  # else in memory only: it means nothing to the next manager
@@ -113,7 +114,7 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             what="a generation makes no progress; twice its bound is given to the next",
             limit=5,
             follows="a person is asked: what hangs there hangs on any VM",
-            under_way=True,
+            seen_again=True,
             forgiven_by=frozenset({Progress.NEXT_STEP, Progress.PERSON}),
         ),
         Kind.CUT: Row(
@@ -132,7 +133,7 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             follows="longer pauses",
             first_s=300.0,
             longest_s=86400.0,
-            under_way=True,
+            seen_again=True,
             forgiven_by=frozenset({Progress.OWN_STEP}),
             journalled=False,
         ),

@@ -38,11 +38,14 @@ class Strikes:
     def includes(self, failure: Strikes, row: Row, began: float | None) -> bool:
         """Whether `failure` is part of the newest of these strikes.
 
-        It is if it was under way (`began`) when that came: nothing was tried in between. Or, of some kinds,
-        if it comes shortly after it, and is of others: one that fails again has been tried again.
+        By its kind it is if it was under way (`began`) when that came, since nothing was tried in between; if
+        it is the same one's, seen again; or if it comes shortly after it and is of others, since one that
+        fails again has been tried again.
         """
         if self == NONE:
             return False
+        if row.seen_again:
+            return bool(self.by & failure.by)
         if row.under_way:
             return began is not None and began < self.since <= failure.since
         is_near = 0 <= failure.since - self.since < row.together_s

@@ -357,10 +357,13 @@ def test_a_job_can_end_and_go_on_again_and_again_and_managers_die_between(restar
 def test_a_stall_of_before_lengthens_no_bound() -> None:
     """Found: a job that was resumed after stalls noticed the next one after hours."""
     script, _ = stopped()
-    stalled = GenerationStalled(
-        at=script.now, generation=1, number=1, step=30, silent_s=70.0, bound_s=60.0, standing={}, suspects=()
-    )  # fmt: skip
-    script.facts[-1:-1] = [stalled] * 6
+    script.facts[-1:-1] = [
+        GenerationStalled(
+            at=script.now, generation=n, number=n, step=30, silent_s=9.0, bound_s=6.0, standing={},
+            suspects=(),
+        )
+        for n in range(6)
+    ]  # fmt: skip
     script.state = fold(script.facts)
     go_on(script)
     idle_again(script)

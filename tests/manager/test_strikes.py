@@ -43,10 +43,11 @@ def test_a_later_step_than_at_the_last_strike_forgives_where_a_step_does() -> No
     assert strike(again, Kind.BREAK, JOB, 120.0, step=6).count(Kind.BREAK) == 1
 
 
-def test_what_was_under_way_at_the_newest_strike_is_part_of_it() -> None:
-    ledger = strike(Ledger(), Kind.STALL, JOB, 10.0, began=5.0)
-    assert strike(ledger, Kind.STALL, JOB, 500.0, began=5.0).count(Kind.STALL) == 1
-    assert strike(ledger, Kind.STALL, JOB, 500.0, began=10.0).count(Kind.STALL) == 2
+def test_one_generation_stalls_once() -> None:
+    ledger = strike(Ledger(), Kind.STALL, JOB, 10.0, by=[1])
+    again = strike(ledger, Kind.STALL, JOB, 500.0, by=[1])
+    assert (again.count(Kind.STALL), again.of(Kind.STALL).since) == (1, 500.0)
+    assert strike(again, Kind.STALL, JOB, 500.0, by=[2]).count(Kind.STALL) == 2
 
 
 def test_progress_forgives_the_subjects_that_made_it() -> None:

@@ -150,11 +150,8 @@ def _closed(state: JobState, fact: GenerationClosed) -> JobState:
 
 
 def _stalled(state: JobState, fact: GenerationStalled) -> JobState:
-    began = state.current.opened_at if state.current is not None else None
-    return state.changed(
-        stall=Stall(fact.number, fact.generation, fact.suspects),
-        strikes=strike(state.strikes, Kind.STALL, JOB, fact.at, began=began, step=fact.step),
-    )
+    strikes = strike(state.strikes, Kind.STALL, JOB, fact.at, by=[fact.generation], step=fact.step)
+    return state.changed(stall=Stall(fact.number, fact.generation, fact.suspects), strikes=strikes)
 
 
 def _stacks_taken(state: JobState, fact: StacksTaken) -> JobState:

@@ -117,13 +117,13 @@ def count_tries(context: Context) -> None:
     if any(report.generation == current.number and own_steps(report) for report in reports):
         context.forgive(Progress.OWN_STEP, {protocol})
     else:
-        context.strike(Kind.PROTOCOL, protocol, began=current.planned_at)
+        context.strike(Kind.PROTOCOL, protocol, by=[current.number])
 
 
 def _failing(context: Context, protocol: int) -> bool:
     """Whether the last generation of the protocol made no step, a short while ago."""
-    since, current = context.strikes(Kind.PROTOCOL, str(protocol)).since, context.state.current
-    if current is not None and since >= current.planned_at:
+    current = context.state.current
+    if current is not None and current.number in context.strikes(Kind.PROTOCOL, str(protocol)).by:
         return False  # it may make its first step yet
     return context.is_paused(Kind.PROTOCOL, str(protocol))
 
