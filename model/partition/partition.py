@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..precision import dtype_name
+from ..tracing.batch_norms import settle_batch_norms
 from ..tracing.flow import gradient_flow
 from ..tracing.layouts import memory_order
 from ..tracing.nodes import value_of
@@ -192,6 +193,7 @@ def _module(
             copies[node] = graph.node_copy(node, lambda used: copies[used])
     graph.output(fx.map_arg(results, lambda used: copies[used]))
     enter_regions(graph)
+    settle_batch_norms(graph)
     return fx.GraphModule(traced.owner, graph)
 
 

@@ -2,7 +2,8 @@
 
 Dropout of the user's module and of the sections draws from generators in other states, and there is no one
 order of calls that both keep. So each random operation draws from a seed that its kind and shape alone
-decide: both runs drop the same elements, in every micro-batch.
+decide: both runs drop the same elements, in every micro-batch. Gradients of batch norms are computed right in
+both, where torch would misread memory (see `settle_batch_norms`).
 
 Sees operations in torch's dispatcher: checked with torch 2.13.
 """
@@ -20,7 +21,9 @@ from ...model.seeds import preserved_randomness, seed64, seed_everything
 from ...model.torch_private.dispatch import TorchDispatchMode
 from ...model.torch_private.operators import arguments_of, is_random, written_arguments
 from ...model.torch_private.pytree import tree_map
+from ...model.tracing.batch_norms import settled
 
+_BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward
 _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 
 
@@ -37,6 +40,8 @@ class FixedNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if getattr(func, "overloadpacket", None) is _BATCH_NORM_BACKWARD:
+            args = (settled(args[0]), settled(args[1]), *args[2:])
         if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         given = arguments_of(func, args, kwargs)

@@ -1,0 +1,67 @@
+"""Batch norms whose memory torch would misread on the CPU.
+
+A dimension of size 1 may have any stride, so views give one such tensor several strides. For these
+`native_batch_norm_backward` takes the input and the gradient as laid out alike when one is contiguous and the
+other channels-last, and returns wrong gradients without an error: for a single sample, or a height or width
+of 1. Which strides a gradient gets depends on what follows, so a cut behind a batch norm would change the
+result. `instance_norm` calls the same kernel on one sample. Other normalisations, convolutions, pooling and
+resampling read such memory right. Checked with torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_aten = torch.ops.aten
+_INSTANCE_NORM = _aten.instance_norm
+_BATCH_NORMS = frozenset({_aten.batch_norm, _aten.native_batch_norm, _aten._native_batch_norm_legit})
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def settle_batch_norms(graph: fx.Graph) -> None:
+    """Give every batch norm of a section's `graph` an input and a gradient with unambiguous strides."""
+    for node in list(graph.nodes):
+        kind = getattr(node.target, "overloadpacket", None)
+        if kind is not _INSTANCE_NORM and kind not in _BATCH_NORMS:
+            continue
+        with graph.inserting_before(node):
+            node.args = (graph.call_function(settled, (node.args[0],)), *node.args[1:])
+        with graph.inserting_after(node):
+            hooked = graph.call_function(
+                _contiguous_gradient if kind is _INSTANCE_NORM else _settled_gradient, (node,)
+            )
+        hooked.meta = dict(node.meta)
+        for user in list(node.users):
+            if user is not hooked:
+                user.replace_input_with(node, hooked)
+
+
+def settled(tensor: Tensor) -> Tensor:
+    """`tensor`, copied if it is channels-last with strides that do not tell so."""
+    form = _CHANNELS_LAST.get(tensor.ndim)
+    if form is None or 1 not in tensor.shape or tensor.is_contiguous():
+        return tensor
+    if not tensor.is_contiguous(memory_format=form):
+        return tensor
+    plain = torch.empty(tensor.shape, memory_format=form, device="meta").stride()
+    return tensor if tensor.stride() == plain else tensor.clone(memory_format=form)
+
+
+def _settled_gradient(result: Any) -> Any:
+    return _hooked(result, settled)
+
+
+def _contiguous_gradient(result: Any) -> Any:
+    # It is viewed with its samples as channels before the kernel sees it, which makes strides ambiguous.
+    return _hooked(result, Tensor.contiguous)
+
+
+def _hooked(result: Any, hook: Callable[[Tensor], Tensor]) -> Any:
+    normed: Tensor = result[0] if isinstance(result, tuple) else result
+    if normed.requires_grad:
+        normed.register_hook(hook)
+    return result
