@@ -50,6 +50,8 @@ class MemberState:
     """The generation whose commit went into its state last; of a checkpoint, the one that published it."""
     agreed_in: int = 0
     """The newest generation whose members agreed on the state that this one is of."""
+    void_until: int = 0
+    """The newest generation known in which hosts of a section had different state."""
 
 
 NOTHING = MemberState(None, None, None, frozenset())
@@ -108,9 +110,14 @@ def agree(
     step if it has the reduced gradients and some member has the record. So a step that any member applied is
     not lost while the members at it, or able to apply it, hold all sections. Otherwise an older step with all
     sections is taken. `checkpoints` are those that are published; if one of them is newer than the step
-    found, it is read instead.
+    found, it is read instead. A state that was agreed on in a generation up to the greatest `void_until` does
+    not count: its hosts differed, and sums of gradients have spread the difference to all of them.
     """
     checkpoints = tuple(checkpoints)
+    void = max((standing.void_until for standing in standings), default=0)
+    standings = (
+        [NOTHING if standing.agreed_in <= void else standing for standing in standings] if void else standings
+    )
     found, branch = _newest_branch(standings, num_sections)
     if found is None or _is_overtaken(found, standings, checkpoints):
         found = Agreement("store" if checkpoints else "start", None, None, (), (), (), {})

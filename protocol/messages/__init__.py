@@ -25,6 +25,7 @@ from .recipe import Recipe
 from .reports import (
     At,
     Beat,
+    Corruption,
     DeviceInfo,
     Failure,
     Formed,
@@ -51,6 +52,7 @@ __all__ = [
     "Failure",
     "Formed",
     "KeptContributions",
+    "Corruption",
     "Miscount",
     "GenerationOrder",
     "INCARNATIONS",

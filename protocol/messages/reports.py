@@ -149,6 +149,18 @@ class Miscount(Message):
     attempt: Count  # of this step, from 0; one whose gradients overflowed counts
 
 
+class Corruption(Message):
+    """Hosts of a section had different state: memory, a processor or a link changed bits without an error.
+    All workers of the generation find so alike, and drop their state."""
+
+    generation: Count
+    step: Count  # committed when it was found
+    sections: list[Count] = Field(max_length=MOST_ENTRIES)
+    # Workers whose state is not that of most hosts of a section; where there is no majority, all its hosts.
+    suspects: list[Name] = Field(default_factory=list, max_length=MOST_ENTRIES)
+    has_majority: bool = False  # most hosts of each such section agree, so that the suspects are wrong
+
+
 class WorkerReport(Message):
     """Where one worker (a trainer process on one device) stands."""
 
@@ -177,6 +189,7 @@ class WorkerReport(Message):
     backward_s: Seconds | None = None
     failure: Failure | None = None
     miscount: Miscount | None = None
+    corruption: Corruption | None = None  # the newest
     # Until the recipe is in the orders:
     profiling: Profiling | None = None  # None: of a version that knows no generations of kind `profile`
     profile: Profile | None = None

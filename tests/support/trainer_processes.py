@@ -39,6 +39,9 @@ from makara.protocol.messages import (
 )
 from makara.worker.execution.commit import Flag
 
+LASTING_BITS = (*range(8, 23), 31)
+"""Bits of a float32 whose flips do not vanish in a few steps by rounding, nor end in what is not finite: the
+upper part of the mantissa, and the sign."""
 TIMEOUT_S = 300.0  # of a wait for what may need an import of torch on a machine that others use as well
 BUNDLE = Path(__file__).parent
 # The fork server reads its import path from the environment alone, and passes over what it cannot import.
@@ -273,6 +276,22 @@ class Fleet:
         """Until a trainer started with the fault "loses-commit" waits for its lost commit."""
         self.wait(lambda: self.log.with_name(f"{worker}.lost").exists())
 
+    def flip(self, worker: str, kind: str, seed: int) -> int:
+        """Flip a bit of `kind`, "weights", "optimizer" or "gradients" (reduced ones), in a trainer with the
+        fault "flips-when-told"; returns the number of steps that were committed before."""
+        told, flipped = (self.log.with_name(f"{worker}.{name}") for name in ("flip", "flipped"))
+        flipped.unlink(missing_ok=True)
+        told.with_suffix(".new").write_text(f"{kind} {seed}")
+        told.with_suffix(".new").rename(told)
+        self.wait_file(flipped)
+        return int(flipped.read_text())
+
+    def wait_file(self, path: Path) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (path.exists() and path.read_text()):
+            assert time.monotonic() < deadline, f"{path.name} did not come to be"
+            time.sleep(0.01)
+
     def attempts(self) -> list[tuple[int, int]]:
         """(step, attempt), each counted from 0, as trainers with the fault "tells-attempts" took them."""
         lines = {
@@ -325,7 +344,8 @@ def _trainer(
     backward's gradients are added twice, or "adds-0-times-in-5" never. "miscounts-5": so it seems at every
     attempt at step 5. "blocks-data-FILE": samples of
     `models:blocking_data` do not come while the file exists. "dies-when-told": see `_die`; it dies so too if
-    it is "short-of-memory", which has no memory left most times that a generation forms."""
+    it is "short-of-memory", which has no memory left most times that a generation forms. "flips-when-told":
+    see `Fleet.flip`."""
     from makara.worker.trainer import trainer
 
     if namespace is not None:
@@ -342,6 +362,8 @@ def _trainer(
         if fault == "short-of-memory":
             _be_short_of_memory(worker)
         _die(Path(log).with_name(f"{worker}.dies"))
+    elif fault == "flips-when-told":
+        _flip(Path(log).with_name(f"{worker}.flip"))
     elif fault is not None and fault.startswith("blocks-data-"):
         os.environ["BLOCK_DATA"] = fault.removeprefix("blocks-data-")
     elif fault is not None and fault.startswith("miscounts-"):
@@ -504,6 +526,39 @@ def _be_short_of_memory(worker: str) -> None:
 
     chance = random.Random(worker)
     generation.free_bytes = lambda *_: chance.choice([math.inf, 0.0, 0.0, 0.0])
+
+
+def _flip(told: Path) -> None:
+    """Has one bit flip in this process, where `told` says: see `Fleet.flip`."""
+    from makara.worker.execution.state import ModelState
+    from makara.worker.execution.stepper import Stepper
+
+    run, apply = Stepper._run, ModelState.apply
+
+    def flip(tensors: Mapping[str, torch.Tensor], step: int) -> None:
+        draw = random.Random(told.read_text())
+        name, tensor = draw.choice(sorted((n, t) for n, t in tensors.items() if t.is_floating_point()))
+        bit = draw.choice(LASTING_BITS)
+        flat = tensor.detach().view(-1)
+        flat.view(torch.int32)[draw.randrange(flat.numel())] ^= -(1 << 31) if bit == 31 else 1 << bit
+        logging.info("step %d: bit %d of an element of %s flips", step, bit, name)
+        told.unlink()
+        told.with_suffix(".flipped").write_text(str(step))
+
+    def runs(self: Stepper, step: int, *args: Any) -> Any:
+        kind = told.read_text().split()[0] if told.exists() else ""
+        if kind in ("weights", "optimizer") and step:
+            sections = self._state.runtime.sections.values()
+            held = {f"{s.info.index} {n}": t for s in sections for n, t in s.state()[0].items()}
+            flip({n: t for n, t in held.items() if f" {kind}/" in n and t.numel() > 1}, step)
+        return run(self, step, *args)
+
+    def applies(self: ModelState, record: Any) -> Any:
+        if told.exists() and told.read_text().startswith("gradients") and self.reduced is not None:
+            flip(self.reduced.gradients, record.step)
+        return apply(self, record)
+
+    Stepper._run, ModelState.apply = runs, applies
 
 
 def _miscount(step: int) -> None:

@@ -80,6 +80,7 @@ class Session:
             },
             "record": None,
             "in_flight": {"rows": [], "parcels": [], "losses": {}, "dropped": 0, "room": None},
+            "bits": "",
         }
         return [value, donor]
 

@@ -89,6 +89,7 @@ _LAST_WORDS = {
     "formed",
     "failure",
     "miscount",
+    "corruption",
 }
 
 

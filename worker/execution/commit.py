@@ -5,9 +5,11 @@ holds its reduced gradients of the step, so whoever holds a record knows that ev
 step counts if a survivor holds its record. Nothing changes weights before. Each entry is contributed by one
 rank (the others add zero) or is a small integer, so the sum is exact in any order.
 
-Layout, for G ranks, Q parameters and B buckets of the model: `[voters] + G x [step, attempt, prepared, flags]
-+ Q x [norm] + B x [a bucket's tally in four parts]`. A tally says which contributions are in a rank's part of
-a sum (`pipeline.contributions`); the sum over ranks shows whether each is in it exactly once.
+Layout, for G ranks, Q parameters, B buckets and K sections of the model: `[voters] + G x [step, attempt,
+prepared, flags] + Q x [norm] + B x [a bucket's tally] + K x [a section's term]`, tallies and terms in four
+parts each. A tally says which contributions are in a rank's part of a sum (`pipeline.contributions`); the sum
+over ranks shows whether each is in it exactly once. Terms add up to zero where the section's hosts have the
+same state (`replicas`).
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Vote:
     flags: Flag
     # {index of the parameter in the model: norm}, for parameters whose norms this rank contributes.
     norms: Mapping[int, float]
-    # Of its part of each bucket's sum; 0 for those that it does not host.
+    # Of its part of each bucket's sum, and then of each section; 0 for those that it does not host.
     tallies: Sequence[int]
 
     def vector(self, num_ranks: int, num_parameters: int) -> list[float]:
@@ -68,9 +70,9 @@ class Vote:
         return values
 
 
-def tallies_of(vector: Sequence[float], num_buckets: int) -> list[int]:
-    """The tally of each bucket's sum over all ranks, from the summed vector."""
-    parts = [int(part) for part in vector[len(vector) - _PARTS * num_buckets :]]
+def tallies_of(vector: Sequence[float], num_tallies: int) -> list[int]:
+    """The tallies' sums over all ranks modulo 2^64, from the summed vector."""
+    parts = [int(part) for part in vector[len(vector) - _PARTS * num_tallies :]]
     return [
         sum(part << _PART_BITS * place for place, part in enumerate(parts[first : first + _PARTS])) & WORD
         for first in range(0, len(parts), _PARTS)

@@ -68,8 +68,8 @@ class Communicator:
         assert self._endpoint is not None
         return connect(self._endpoint, self._link_timeout_s)
 
-    def gather(self, name: str, value: Any) -> list[Any]:
-        """Gather every member's JSON value, in rank order; a barrier."""
+    def gather(self, name: str, value: Any, num_ranks: int | None = None) -> list[Any]:
+        """Gather every member's JSON value, or that of the first ranks, in rank order; a barrier."""
         store = self._store
         assert store is not None
         mine = _packed(value)
@@ -82,7 +82,7 @@ class Communicator:
         with self.progress.being(At.MEMBERS):
             return [
                 _unpacked(self.courier.call(partial(value_of, rank), [0]))
-                for rank in range(len(self.members))
+                for rank in range(len(self.members) if num_ranks is None else num_ranks)
             ]
 
     def run(self, script: Callable[[Store, OpenGroup], T], within_s: float, what: str) -> T:

@@ -32,6 +32,8 @@ class Session(Communicator):
         self.saves_only = order.saves_only
         self.channels: dict[Kind, ProcessGroup] = {}
         self.everyone: ProcessGroup | None = None
+        self.bits = [""] * len(order.members)
+        """Of each member, `ModelState.bits`: exchanged while they join."""
         self._hosts: dict[tuple[int, ...], ProcessGroup] = {}
 
     @property

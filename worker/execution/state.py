@@ -49,6 +49,10 @@ class ModelState:
         self.applied: int | None = None  # number of steps applied; None: no state
         self.branch = 0  # the generation of the newest commit that was applied
         self.agreed_in = 0  # the newest generation whose members agreed on this state
+        self.void_until = 0  # the newest generation known whose state is void, see `distrust`
+        self.bits = ""
+        """Replicas of equal value compute the same bits: with `numerics: fast` a hash that tells kinds of
+        processors apart."""
         self.record: CommitRecord | None = None
         self.settled: StepMetrics | None = None  # the last step that this process applied
         self.reduced: Reduced | None = None
@@ -67,6 +71,7 @@ class ModelState:
             reduced_by=None if reduced is None else (reduced.generation, reduced.attempt),
             branch=self.branch,
             agreed_in=self.agreed_in,
+            void_until=self.void_until,
         )
 
     def apply(self, record: CommitRecord) -> StepMetrics:
@@ -111,6 +116,12 @@ class ModelState:
         self.applied = self.record = self.reduced = self.settled = None
         self.branch = self.agreed_in = 0
         self.in_flight.drop()
+
+    def distrust(self, generation: int) -> None:
+        """Drop everything, and let no member continue from a state of this generation or an older one: it
+        may be wrong on every host."""
+        self.forget()
+        self.void_until = max(self.void_until, generation)
 
     def scales(self) -> dict[str, float]:
         """Of the step in flight, by parameter; see `GradientSum.reset`."""

@@ -20,9 +20,9 @@ from ...morphing.in_flight import StepId
 from ...pipeline.contributions import whole_tally
 from ...pipeline.plan import Plan, RestOfStep
 from ...pipeline.traffic import own_part
-from ...protocol.messages import At, StepMetrics
-from ..sections.grad_check import is_usable
-from .blocking import Future
+from ...protocol.messages import At, Corruption, StepMetrics
+from ..sections.grad_check import NonFiniteGradient, is_usable
+from .blocking import Future, Interrupted
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote, tallies_of
 from .executor import Executor, Work
@@ -30,6 +30,7 @@ from .gloo import ProcessGroup
 from .p2p_channels import P2PChannels, values_of
 from .prefetch import SOON_S, Prefetcher
 from .reduction import Expected, Reduction, StepTotals
+from .replicas import CorruptState, Differing, ReplicaCheck, compared_hosts, corruption_of, differing
 from .session import Session
 from .state import ModelState, Reduced
 
@@ -83,6 +84,8 @@ class Stepper:
         self._reduction = Reduction(session, buckets, state.in_flight, plan.num_micro_batches, device)
         self._progress = session.progress
         self._feed = Prefetcher(batches, progress=self._progress)
+        compared = compared_hosts(plan, session.bits)
+        self.replicas = ReplicaCheck(state.runtime.sections, compared, session.rank, device)
         self._whole: tuple[Executor, Expected] | None = None
 
     def step(self, ballot: CommitRequest) -> StepResult:
@@ -91,12 +94,14 @@ class Stepper:
         If any rank votes for overflow of the fixed point, all ranks redo the step with other scales. With
         fp16 a non-finite gradient is committed too, and all ranks skip the update. If the sums do not hold
         each contribution exactly once, all redo the step, a few times. Raises `NonFiniteGradient` without
-        loss scaling, `Miscounted`, and `Interrupted` before the commit is known, never after.
+        loss scaling, `Miscounted`, and `Interrupted` before the commit is known, never after; `CorruptState`
+        if hosts of a section differ.
         """
         began = time.monotonic()
         state, loss_scale = self._state, self._state.runtime.loss_scale
         step = state.applied
         assert step is not None
+        self.replicas.begin(step)
         scales, attempt, rest, miscounts = state.scales(), 0, state.in_flight.rest, 0
         while True:
             state.runtime.discard()
@@ -116,13 +121,18 @@ class Stepper:
                         f"step {step}: {miscounts} attempts did not add each micro-batch's gradients once"
                     )
             else:
-                usable = is_usable(step, self._names, record.norms, loss_scale)
+                try:
+                    usable = is_usable(step, self._names, record.norms, loss_scale)
+                except NonFiniteGradient:
+                    self._compare_all(step)  # before the user's code is blamed
+                    raise
                 if not usable or not record.flags & Flag.OVERFLOW:
                     break
                 scales = reduced.scales
             state.reduced = None
             del totals, reduced  # their gradients are as large as the model
             attempt, rest = attempt + 1, None
+        self.replicas.end()
         return StepResult(record, state.apply(record), work if rest is None else None)
 
     def _begin(self, of: StepId, scales: Mapping[str, float]) -> None:
@@ -158,6 +168,7 @@ class Stepper:
         if self._whole is not None:
             self._whole[0].close()
         self._reduction.close()
+        self.replicas.close()
 
     def _use_idle(self, call: Future[Any]) -> None:
         """Load samples of the next step while a sum is not complete."""
@@ -193,7 +204,7 @@ class Stepper:
             for name, norm in total.gradients.norms().items()
         }
         own = self._state.in_flight.parcels.tallies()
-        tallies = [own.get(bucket.sections, 0) for bucket in self._buckets]
+        tallies = [own.get(bucket.sections, 0) for bucket in self._buckets] + self.replicas.terms()
         vote = Vote(rank, reduced.step, reduced.attempt, prepared, flags, norms, tallies)
         vector = torch.tensor(vote.vector(plan.num_workers, len(self._names)), dtype=torch.float64)
         outcome = self._session.courier.start(lambda: self._everyone.sum(vector))
@@ -203,7 +214,39 @@ class Stepper:
         self._progress.operations += 1
         summed: list[float] = vector.tolist()
         record = CommitRecord.from_vector(self._session.number, plan.num_workers, len(self._names), summed)
-        if not totals.has_all_losses or tallies_of(summed, len(tallies)) != self._whole_tallies:
+        found = tallies_of(summed, len(tallies))
+        tallies, terms = found[: len(self._buckets)], found[len(self._buckets) :]
+        if any(terms):
+            raise self._corrupt(reduced.step, [section for section, term in enumerate(terms) if term])
+        if not totals.has_all_losses or tallies != self._whole_tallies:
             log.error("step %d: the sums are not of each contribution once; the step is redone", reduced.step)
             return replace(record, flags=record.flags | Flag.MISCOUNT)
         return record
+
+    def _compare_all(self, step: int) -> None:
+        """Raise `CorruptState` if hosts of a section differ anywhere; all workers call it."""
+        self.replicas.end()
+        self.replicas.begin(step, whole=True)
+        self.replicas.end()
+        found = self._shown(f"all-hashes/{step}")
+        if found:
+            raise CorruptState(self._corruption(step, sorted(found), found))
+
+    def _corrupt(self, step: int, sections: list[int]) -> CorruptState:
+        """All workers know that hosts of these sections differ. Each shows its hashes, so that suspects can
+        be named; should the generation end meanwhile, none is."""
+        try:
+            found = self._shown(f"hashes/{step}")
+        except Interrupted:
+            found = {}
+        return CorruptState(self._corruption(step, sections, found))
+
+    def _shown(self, name: str) -> Differing:
+        """The sections whose hosts differ, by the newest hashes of all workers."""
+        own = dict(self.replicas.hashes or {})
+        shown = self._session.gather(name, own, self._session.plan.num_workers)
+        hashes = [{int(section): value for section, value in one.items()} for one in shown]
+        return differing(self.replicas.compared, hashes)
+
+    def _corruption(self, step: int, sections: list[int], found: Differing) -> Corruption:
+        return corruption_of(self._session.number, step, sections, self._session.members, found)

@@ -132,10 +132,14 @@ def _agree(
             "standing": _MEMBER_STATE.dump_python(state.standing(), mode="json"),
             "record": None if record is None else record.to_json(),
             "in_flight": show(session, state, buckets, free),
+            "bits": state.bits,
         },
     )
+    session.bits = [report["bits"] for report in reports]
+    standings = [_MEMBER_STATE.validate_python(report["standing"]) for report in reports]
+    state.void_until = max(standing.void_until for standing in standings)
     agreement = agree(
-        [_MEMBER_STATE.validate_python(report["standing"]) for report in reports],
+        standings,
         num_sections=session.plan.num_sections,
         checkpoints=session.checkpoints,
     )

@@ -1,18 +1,21 @@
 """Writes and publishes checkpoints of one generation in the background.
 
 Every host of a section stores its share of the section's tensors and puts the receipts into the generation's
-rendezvous store; rank 0 collects them and publishes. A trainer holds one snapshot at a time, as the planner
+rendezvous store, with hashes of all of its sections; rank 0 collects them and publishes, if hosts of each
+section have the same hash. A trainer holds one snapshot at a time, as the planner
 assumes: until it is stored, no other is taken, and training continues. Calls that the store refuses are
 retried as long as the generation lives, and reported.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +37,7 @@ from ...checkpoint import Store as CheckpointStore
 from ...checkpoint.tensors import pack
 from ...protocol.messages import CheckpointRef
 from ..execution.gloo import CONNECTION_LOST, Store
+from ..execution.replicas import Compared, CorruptState, Hashes, corruption_of, differing
 from ..progress import ProgressCounters
 from .store_trouble import StoreTrouble
 
@@ -77,6 +81,9 @@ class CheckpointTarget:
     num_sections: int
     global_batch_size: int
     recipe: Mapping[str, Any]
+    members: Sequence[str] = ()
+    compared: Compared = field(default_factory=dict[int, Sequence[Sequence[int]]])
+    """Hosts whose hashes of a section must be equal."""
 
 
 def share(names: Sequence[str], sizes: Mapping[str, int], part: int, num_parts: int) -> list[str]:
@@ -123,6 +130,7 @@ class Saver:
         self._trouble = StoreTrouble("saving a checkpoint", on_trouble)
         self._changed = threading.Condition()
         self._waiting: Snapshot | None = None
+        self._hashes: dict[int, Future[Hashes | None]] = {}  # of steps that are not stored yet
         self._stored: list[int] = []  # on rank 0: steps whose own parts are stored, not yet published
         self._newest = -1  # step of the newest queued snapshot
         self._done = -1  # newest step for which this rank has done its share
@@ -141,9 +149,9 @@ class Saver:
             raise self._error
         return self._slot.taken
 
-    def save(self, snapshot: Snapshot) -> None:
+    def save(self, snapshot: Snapshot, hashes: Future[Hashes | None] | None = None) -> None:
         """Queue a snapshot; not while `slot_taken`. It is not stored if saving has ended. Raises the error
-        that ended saving."""
+        that ended saving. `hashes`: of the sections of which it has a share, whole."""
         with self._changed:
             assert not self.slot_taken, "a trainer holds one snapshot at a time"
             self._newest = snapshot.step
@@ -151,6 +159,8 @@ class Saver:
                 return
             self._slot.taken = True
             self._waiting = snapshot
+            if hashes is not None:
+                self._hashes[snapshot.step] = hashes
             self._changed.notify_all()
 
     def done(self, step: int) -> bool:
@@ -221,11 +231,19 @@ class Saver:
             with self._changed:
                 self._slot.taken = False
                 self._changed.notify_all()
-        self._board.set(_key(step, self._rank), receipts)
+        self._board.set(_key(step, self._rank), f"{self._hashed(step)}\n{receipts}")
         if self._rank == 0:
             self._stored.append(step)
         else:
             self._finish(step)
+
+    def _hashed(self, step: int) -> str:
+        """Hashes of this worker's sections, as JSON. Raises `Cancelled` if the generation ended before."""
+        future = self._hashes.pop(step, None)
+        found = {} if future is None else future.result()
+        if found is None:
+            raise Cancelled
+        return json.dumps(found)
 
     def _upload(self, snapshot: Snapshot) -> str:
         """Store the snapshot's parts, one file in memory at a time; returns their receipts, one on a line."""
@@ -254,17 +272,29 @@ class Saver:
             keys = [_key(step, rank) for rank in range(self._num_ranks)]
             if not self._board.check(keys):
                 continue
-            receipts = [
-                Receipt.from_bytes(line) for key in keys for line in self._board.get(key).splitlines()
-            ]
+            told = [self._board.get(key).splitlines() for key in keys]
+            corrupt = self._differing(step, [json.loads(hashes) for hashes, *_ in told])
             try:
-                self._publish(step, receipts)
+                if corrupt is not None:
+                    log.error("checkpoint %d is not published: %s", step, corrupt)
+                    self._lost[step] = corrupt
+                else:
+                    self._publish(step, [Receipt.from_bytes(line) for _, *lines in told for line in lines])
             except (Corrupt, NotFound) as error:  # a part was deleted or changed from outside
                 self._trouble.tell(f"checkpoint {step} is given up: {error}")
                 self._lost[step] = error
             self._forget_receipts([other for other in self._stored if other <= step])
             self._stored = [other for other in self._stored if other > step]
             return
+
+    def _differing(self, step: int, told: Sequence[Mapping[str, int]]) -> CorruptState | None:
+        """Raised where this step is waited for. Elsewhere the next commits find the same."""
+        hashes = [{int(section): value for section, value in one.items()} for one in told]
+        found = differing(self._place.compared, hashes)
+        if not found:
+            return None
+        place = self._place
+        return CorruptState(corruption_of(place.generation, step, sorted(found), place.members, found))
 
     def _publish(self, step: int, receipts: Sequence[Receipt]) -> None:
         place = self._place

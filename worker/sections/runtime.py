@@ -301,9 +301,21 @@ class SectionRuntime:
 
     def fixed_bytes(self) -> int:
         """Bytes of buffers and constants on the device that are not part of the state."""
+        return sum(tensor.nbytes for tensor in self._fixed())
+
+    def _fixed(self) -> list[Tensor]:
         kept = self._kept_buffers().values()
         rest = [buffer for buffer in self.buffers.values() if all(buffer is not other for other in kept)]
-        return sum(tensor.nbytes for tensor in [*rest, *self._constants, *self.folded])
+        return [*rest, *self._constants, *self.folded]
+
+    def held(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
+        """All that has the same bits on every host of the section: its state, and what is not part of it. The
+        tensors are live."""
+        tensors, scalars = self.state()
+        tensors |= {f"fixed/{number}": tensor for number, tensor in enumerate(self._fixed())}
+        if self.optimizer_on_host:
+            tensors |= {f"device/{name}": value.detach() for name, value in self.trainable.items()}
+        return tensors, scalars
 
     def _kept_buffers(self) -> dict[str, Tensor]:
         """The state's buffers under their names in it: persistent ones, and those that change."""

@@ -11,6 +11,7 @@ from ...protocol.messages import At, JobSettings, Miscount, Phase, Recipe
 from ..execution.blocking import PeersLost
 from ..execution.buckets import buckets
 from ..execution.commit import Flag
+from ..execution.replicas import compared_hosts
 from ..execution.session import Session
 from ..execution.stepper import Stepper, StepResult
 from ..recovery.joining import CheckpointLocation, join_generation
@@ -60,6 +61,8 @@ def run_generation(
         model.chain.num_sections,
         job.global_batch_size,
         recipe.model_dump(mode="json"),
+        session.members,
+        compared_hosts(session.plan, session.bits),
     )
 
     board = session.courier.call(session.board, [0])
@@ -174,7 +177,8 @@ class _Loop:
             while self._saver.slot_taken:  # only before a hold, or the end
                 self._session.courier.call(lambda: self._saver.wait(0.2))
         self.saved_at = time.monotonic()
-        self._saver.save(take_snapshot(self._session, self._model, step))
+        hashes = self._stepper.replicas.begin(step, whole=True)
+        self._saver.save(take_snapshot(self._session, self._model, step), hashes)
         self._session.progress.operations += 1
 
     def _await_saved(self, step: int) -> None:

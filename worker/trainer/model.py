@@ -51,10 +51,12 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
     sums = PartialSums(chain, recipe.num_micro_batches, job.numerics, device)
     state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm, sums)
     bits = kernels = None
+    batch = batches.micro_batch(0, 0)
     if job.numerics == "exact":
-        batch = batches.micro_batch(0, 0)
         bits = bits_hash(chain, training, batch, job.seed, device)
         kernels = kernels_hash(chain, training, batch, device)
+    else:
+        state.bits = bits_hash(chain, training, batch, job.seed, device)
     return Model(training, chain, batches, state, device, bits, kernels)
 
 

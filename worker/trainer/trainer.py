@@ -35,6 +35,7 @@ from ...protocol.messages import (
 from ..execution.blocking import GenerationAbandoned, Interrupted, PeersLost
 from ..execution.commit import ANY_GENERATION
 from ..execution.gloo import Listener
+from ..execution.replicas import CorruptState
 from ..execution.session import Session
 from ..stacks import ALL_THREADS, MAIN_THREAD
 from .agent_pipe import AgentPipe
@@ -174,6 +175,14 @@ class Trainer:
                 log.warning("generation %d: %s", session.number, cause)
                 self._accused = frozenset(cause.ranks)
                 self.control.report(phase=Phase.BROKEN, lost=self._lost_in(session))
+            case CorruptState():
+                log.error("generation %d: %s", session.number, cause)
+                assert self._model is not None, "it has trained"
+                self._model.state.distrust(session.number)
+                self._accused = frozenset()
+                closed = orders is not None and orders.abandoned >= session.number
+                phase = Phase.IDLE if closed else Phase.BROKEN
+                self.control.report(phase=phase, lost=[], corruption=cause.corruption)
             case _:
                 raise AssertionError(f"an interruption of no known kind: {cause!r}")
 

@@ -1,0 +1,75 @@
+"""Bits flip in trainers without an error: this is found, and the job ends with the bits of the reference."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from makara.protocol.messages import Corruption
+from makara.worker.sections.state_hash import ROUND
+from test_trainers import Run, assert_same, reference
+
+SOON = ROUND + 2
+"""Steps within which a flip is found."""
+KINDS = ("weights", "optimizer", "gradients")
+
+
+class Flips:
+    """A job in whose trainers bits flip, one after another."""
+
+    def __init__(self, folder: Path, replicas: int, steps: int, **changes: object) -> None:
+        self.run = Run(folder, steps=steps, **changes)
+        self.workers = [f"w{number}" for number in range(replicas)]
+        self.run.fleet.start(*self.workers, fault="flips-when-told")
+        self._number = 0
+
+    def form(self) -> None:
+        self._number += 1
+        plan = self.run.plan(self._number, [], len(self.workers))
+        self.run.fleet.form(plan, self.workers, checkpoints=self.run.published() if self._number > 1 else ())
+
+    def flip(self, kind: str, seed: int) -> Corruption:
+        """Flip a bit in one of them, and wait until all have found it and dropped their state."""
+        fleet, victim = self.run.fleet, random.Random(seed).choice(self.workers)
+        step = fleet.flip(victim, kind, seed)
+        fleet.wait(lambda: all(self._has_found(worker) for worker in self.workers))
+        found = [fleet.reports[worker].corruption for worker in self.workers]
+        assert found.count(found[0]) == len(found), "all find the same"
+        corruption = found[0]
+        assert corruption is not None
+        assert 0 <= corruption.step - step <= SOON, (
+            f"{kind}, seed {seed}: found {corruption}, flipped at {step}"
+        )
+        if len(self.workers) > 2:
+            assert (corruption.suspects, corruption.has_majority) == ([victim], True)
+        else:
+            assert (corruption.suspects, corruption.has_majority) == (self.workers, False)
+        assert all(ref.step <= step for ref in self.run.published()), "no wrong state was published"
+        fleet.abandon(self._number, *self.workers)
+        return corruption
+
+    def _has_found(self, worker: str) -> bool:
+        report = self.run.fleet.reports[worker]
+        self.run.fleet.has(worker)  # raises what it failed of
+        return report.corruption is not None and report.corruption.generation == self._number
+
+    def close(self) -> None:
+        self.run.fleet.close()
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_flip_anywhere_in_a_replica_is_found_and_undone(tmp_path: Path, replicas: int) -> None:
+    steps = 60
+    job = Flips(tmp_path, replicas, steps, checkpoint_interval_steps=7)
+    try:
+        job.form()
+        for seed, kind in enumerate(KINDS):
+            job.flip(kind, seed)
+            job.form()
+        found = job.run.finish(*job.workers)
+    finally:
+        job.close()
+    losses, state = reference("models:tied_gpt", "exact", steps)
+    assert [job.run.fleet.losses()[step + 1] for step in range(steps)] == losses
+    assert_same(found, state)
