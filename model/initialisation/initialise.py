@@ -13,6 +13,7 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, compress
 from typing import Any, TypeVar
 
 import torch
@@ -222,7 +223,15 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
 
 def _parameters_alive() -> dict[int, nn.Parameter]:
     """All parameters of this process by id, kept alive by the result."""
-    return {id(found): found for found in gc.get_objects() if issubclass(type(found), nn.Parameter)}
+    types = set(map(id, _with_subclasses(nn.Parameter)))  # by id: a library's types may not be hashable
+    objects = gc.get_objects()
+    # Without a loop of Python: after imports such as transformers there are a million objects.
+    found: Any = compress(objects, map(types.__contains__, map(id, map(type, objects))))
+    return {id(parameter): parameter for parameter in found}
+
+
+def _with_subclasses(base: type) -> list[type]:
+    return [base, *chain.from_iterable(map(_with_subclasses, type.__subclasses__(base)))]
 
 
 def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:

@@ -19,6 +19,7 @@ from ..tracing.nodes import empty_like, tensors_of, traffic_bytes, value_of
 from ..tracing.regions import autocast_of
 
 FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time of moving one byte
+_KNOWN: dict[tuple[Any, ...], float] = {}  # by signature and precision: a graph is counted several times
 
 
 def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -32,8 +33,7 @@ def work_per_node(nodes: Sequence[fx.Node], precision: Precision = "fp32") -> li
     `precision` of the trace determines operand types. Results are cached by operation and shapes, because
     models repeat the same block many times.
     """
-    known: dict[tuple[Any, ...], float] = {}
-    return [_work(node, precision, known) for node in nodes]
+    return [_work(node, precision) for node in nodes]
 
 
 def signature(node: fx.Node) -> tuple[Any, ...]:
@@ -52,17 +52,17 @@ def body_of(node: fx.Node) -> fx.Graph | None:
     return None
 
 
-def _work(node: fx.Node, precision: Precision, known: dict[tuple[Any, ...], float]) -> float:
+def _work(node: fx.Node, precision: Precision) -> float:
     body = body_of(node)
     if body is not None:
-        return sum(_work(inner, precision, known) for inner in compute_nodes(body))
+        return sum(_work(inner, precision) for inner in compute_nodes(body))
     if not isinstance(node.target, OpOverload):
         return 0.0  # access to one of several results
-    key = signature(node)
-    if key not in known:
+    key = (*signature(node), precision)
+    if key not in _KNOWN:
         moved = 0 if node.target.is_view else traffic_bytes(node)
-        known[key] = _flops(node, precision) + FLOPS_PER_BYTE * moved
-    return known[key]
+        _KNOWN[key] = _flops(node, precision) + FLOPS_PER_BYTE * moved
+    return _KNOWN[key]
 
 
 def _flops(node: fx.Node, precision: Precision) -> float:

@@ -238,6 +238,7 @@ def test_what_the_ladder_promises_is_kept(seed: int) -> None:
         assert morph.lost_steps <= 2 * (5 + publish_s / shortest_s) + 1, morph
 
 
+@pytest.mark.slow
 def test_a_real_markets_trace() -> None:
     """Bamboo's, whole: eleven hours and 344 changes of up to 32 nodes."""
     text = resources.files("makara.examples.replay").joinpath("bamboo-p3.csv").read_text()
