@@ -11,11 +11,16 @@ import sys
 from pathlib import Path
 
 from makara.manager.config import ServerConfig
+from makara.manager.core.strike_table import Kind
 from makara.manager.replay import POLICIES
 from makara.manager.server import serve
 
 # A request for which the market has no node waits in a replay; a manager asks again, here once a second.
-_BOUNDS = ("request_backoff_s=1", "longest_backoff_s=1")
+_BOUNDS = tuple(
+    f"{kind}.{name}=1"
+    for kind in (Kind.BREAK, Kind.REQUEST, Kind.UNFIT_VM, Kind.WORN_VM)
+    for name in ("first_s", "longest_s")
+)
 
 
 def main() -> None:

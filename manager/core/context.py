@@ -311,7 +311,7 @@ class Context:
             # Once too many VMs in a row did not join, a person is asked why, and the last one's console may
             # tell.
             is_one_more = self.state.never_joined > never_joined
-            console = is_one_more and self.state.never_joined >= self.timing.max_never_joined
+            console = is_one_more and self.row(Kind.NOT_JOINED).is_reached(self.state.never_joined)
             self.command(ReleaseVm(key=f"{vm}/release", vm=vm, console=console))
 
     def close_generations(self, reason: str) -> None:

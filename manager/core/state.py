@@ -14,10 +14,10 @@ from ...protocol.messages import CheckpointRef, Formed, Miscount, Recipe
 from ..spec.job_spec import JobSpec
 from ..spec.start_source import StartSource
 from .facts import GenerationKind, JobEnded, Resumption
-from .failures import Rounds
+from .strike_table import Kind
 from .strikes import Ledger
 from .vm_table import VmTable
-from .vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm, VmStatus
+from .vms import Bill, Enough, Losses, Spent, Vm, VmStatus
 
 
 class Incarnation(NamedTuple):
@@ -82,12 +82,11 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """A worker that is slower than its peers; `times` that it was found to be so."""
+    """A worker that is slower than its peers."""
 
     slowdown: float
     incarnation: int
     since: float
-    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +131,19 @@ class JobState:
     leaving: Mapping[str, Vm] = field(default_factory=empty_mapping)  # VMs that ended, and may still exist
     spent: Spent = field(default_factory=Spent)  # for VMs that are gone
     bills: VmTable[Bill] = field(default_factory=VmTable[Bill])  # of VMs that are gone and cost anything
-    refusals: Mapping[str, PlaceRefusal] = field(default_factory=empty_mapping)  # by place; see `renting`
     spot_absent_since: float | None = None
     joined_from: frozenset[str] = frozenset()  # origins of VMs; see `fold.renting.origin_of`
-    not_joined: Mapping[str, NotJoined] = field(default_factory=empty_mapping)  # by origin
     enough: Enough | None = None  # no more VMs are asked for than this for a while; see `rules.surplus`
     losses: Losses = field(default_factory=Losses)
     profiler: Incarnation | None = None  # rank 0 of the newest generation of kind `profile`
     profile: Generation | None = None  # of that kind, planned or opened, until the recipe is fixed
     last_profile: int = 0  # highest number ever given to a generation of kind `profile`
-    broken_profiles: int = 0  # generations of kind `profile` with several members that opened and broke
     recipe: Recipe | None = None
     calibration: Mapping[str, Any] | None = None  # of the recipe's m: what plans are simulated with
     measurements: Mapping[str, Any] | None = None  # what `calibration` is made of: Measurements.to_json()
     recalibrated_at: float | None = None
     slow: Mapping[str, Slow] = field(default_factory=empty_mapping)
     paces_changed_at: float = 0.0  # when a calibration, or who is slow, changed last
-    times_slow: Mapping[str, int] = field(default_factory=empty_mapping)  # by worker
     recipe_version: int = 0  # num_facts when the recipe was fixed
     planned: Generation | None = None  # decided, not opened
     current: Generation | None = None  # opened, not closed
@@ -181,23 +176,16 @@ class JobState:
     # {worker: its last incarnation that failed}
     failed: Mapping[str, int] = field(default_factory=empty_mapping)
     given_up: Mapping[str, int] = field(default_factory=empty_mapping)  # as `failed`, of those to be ended
-    outdated: frozenset[str] = frozenset()  # workers that were once ended for being of an older version
     stall: Stall | None = None
     miscounts: int = 0  # attempts at steps whose sums did not hold each micro-batch's gradients once
     newest_miscount: tuple[int, int, int] = (0, -1, -1)  # see `order_of_miscount`
     # {worker: why it cannot meet the recipe}
     unfit: Mapping[str, str] = field(default_factory=empty_mapping)
     strikes: Ledger = field(default_factory=Ledger)
-    worn_vms: int = 0  # ended for deaths since a checkpoint of a generation with a newer one
-    # VMs ended as unfit since a newer VM took part, or the last fit VM was gone.
-    unfit_rounds: Rounds = field(default_factory=Rounds)
     isolated: bool = False  # as last told to the user; `core.silence` judges
     newest_unfit: str = ""  # the newest VM ended as unfit; empty once a VM as new takes part
-    replaced_at: float = 0.0  # when a VM was last ended for deaths of its trainers or as unfit
     last_traceback: str | None = None
     last_error: str = ""
-    request_failures: int = 0  # rounds of refused requests in a row
-    request_failed_at: float = 0.0
     few_copies: int | None = None  # VMs under each section, if fewer than `resilience` asks for
     enough_vms: int | None = None  # ... and with how many VMs that would be had, if that is known
     impossible: str | None = None  # why nothing runs, as last told to the user
@@ -236,7 +224,7 @@ class JobState:
     @property
     def never_joined(self) -> int:
         """How many VMs of one origin in a row did not join, at most."""
-        return max((found.count for found in self.not_joined.values()), default=0)
+        return max((found.count for found in self.strikes.all(Kind.NOT_JOINED).values()), default=0)
 
     @property
     def saved_step(self) -> int:

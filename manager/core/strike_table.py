@@ -16,20 +16,34 @@ class Kind(StrEnum):
     CUT = "cut"
     DEATH = "death"
     INTERNAL_ERROR = "internal_error"
+    LIMITED = "limited"
+    NOT_JOINED = "not_joined"
+    OUTDATED = "outdated"
+    PROFILE = "profile"
     PROTOCOL = "protocol"
+    REFUSED = "refused"
+    REQUEST = "request"
+    SLOW = "slow"
     STALL = "stall"
+    UNFIT_VM = "unfit_vm"
     USER_ERROR = "user_error"
     VM_DEATH = "vm_death"
+    WORN_VM = "worn_vm"
 
 
 class Progress(StrEnum):
     """What forgives strikes. All that is journalled is forgiven when a person has an ended job go on."""
 
+    CREATED = "a VM that is created there"
     FORMED = "a generation that forms with both"
+    JOINED = "a VM of it that joins"
+    NEWER_FORMED = "a generation that forms with a newer VM"
+    NEWER_STEPPED = "a checkpoint by a generation with a newer VM"
     NEXT_STEP = "a step after the one at which it came"
     OWN_STEP = "a step that is committed with it"
     STEP = "a new step of the job"
     PERSON = "a person who has the job go on"
+    NONE_FIT = "the end of the last VM that was fit"
     VM_ENDED = "the end of the VM"
     VM_LOST = "a notice for the VM, or its end for another reason: that is what ended its trainers"
 
@@ -136,6 +150,77 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             seen_again=True,
             forgiven_by=frozenset({Progress.OWN_STEP}),
             journalled=False,
+        ),
+        Kind.REQUEST: Row(
+            what="a VM that was requested never came, for a reason that is of no place",
+            follows="longer pauses before the next request",
+            under_way=True,
+            first_s=5.0,
+            longest_s=300.0,
+            forgiven_by=frozenset({Progress.JOINED}),
+        ),
+        Kind.REFUSED: Row(
+            what="a cloud gives no VM: it has none, the credentials fail, or the VM ended at once",
+            subject="the place: type, market and zone, or region",
+            follows="longer pauses before the next request there",
+            under_way=True,
+            first_s=5.0,
+            longest_s=300.0,
+            forgiven_by=frozenset({Progress.CREATED, Progress.PERSON}),
+        ),
+        Kind.LIMITED: Row(
+            what="a cloud gives no VM: a quota is used up, or a right is missing",
+            subject="the place",
+            follows="a pause in which a person may change that",
+            under_way=True,
+            first_s=300.0,
+            longest_s=300.0,
+            factor=1.0,
+            forgiven_by=frozenset({Progress.CREATED, Progress.PERSON}),
+        ),
+        Kind.NOT_JOINED: Row(
+            what="a VM of a cloud was created and did not join",
+            subject="cloud, image, and the manager's address",
+            limit=3,
+            follows="no more are requested there; a person is asked where nothing else is left",
+            under_way=True,
+            forgiven_by=frozenset({Progress.JOINED, Progress.PERSON}),
+        ),
+        Kind.UNFIT_VM: Row(
+            what="a VM is ended since none of its workers meets the recipe",
+            limit=5,
+            follows="a person is asked, if no VM that lives is fit; longer pauses before the next request",
+            together_s=_TOGETHER_S,
+            first_s=5.0,
+            longest_s=300.0,
+            forgiven_by=frozenset({Progress.NEWER_FORMED, Progress.NONE_FIT, Progress.PERSON}),
+        ),
+        Kind.WORN_VM: Row(
+            what="a VM is ended for the deaths of its trainers",
+            follows="longer pauses before the next request",
+            first_s=5.0,
+            longest_s=300.0,
+            forgiven_by=frozenset({Progress.NEWER_STEPPED}),
+        ),
+        Kind.SLOW: Row(
+            what="a worker is slower than its peers",
+            subject="the worker",
+            follows="longer pauses before one that no plan uses counts as any other again",
+            first_s=1800.0,
+            longest_s=115200.0,
+            forgiven_by=frozenset({Progress.VM_ENDED}),
+        ),
+        Kind.OUTDATED: Row(
+            what="a trainer is ended for being of an older version than its peers",
+            subject="the worker",
+            limit=1,
+            follows="its next trainer is not ended for that",
+            forgiven_by=frozenset({Progress.VM_ENDED}),
+        ),
+        Kind.PROFILE: Row(
+            what="a generation of several that measures the model and its links breaks",
+            limit=2,
+            follows="one worker measures the rest alone",
         ),
         Kind.CORRUPT_STATE: Row(
             what="the state of its worker differs from that of another host of the same section",

@@ -16,12 +16,9 @@ class Timing:
     vm_lease_s: float = 15.0  # a VM silent for this long is planned around; see `silence`
     request_timeout_s: float = 1800.0  # a VM that has not joined so long after it was made never will
     join_grace_s: float = 300.0  # ... but for so long after a manager began it is waited for all the same
-    request_backoff_s: float = 5.0  # after a refused request; doubles with each
-    longest_backoff_s: float = 300.0
     release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
     slowest_release_s: float = 3600.0  # ... and as long as one has been refused, but no longer than this
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
-    max_never_joined: int = 3  # VMs of a cloud that did not join, in a row: no more are asked for there
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     unused_s: float = 600.0  # a VM of a cloud without work in the plan is a reserve for so long
     grow_again_s: float = 3600.0  # after that no more VMs are asked for than the plan uses for so long
@@ -38,7 +35,6 @@ class Timing:
     grow_worth_it: float = 0.01  # ... and that more VMs of a cloud must be, since they are paid for
     least_morph_s: float = 5.0  # what a change costs, at least
     between_losses_s: float = 3600.0  # of VMs, as long as nothing is known of it
-    slow_retry_s: float = 1800.0  # one that no plan uses is tried again, after twice as long each time
     planning_timeout_s: float = 120.0
     replan_s: float = 30.0  # an impossible plan is tried again
     prepare_timeout_s: float = 120.0
@@ -57,13 +53,8 @@ class Timing:
     delete_after_s: float = 60.0  # a checkpoint's parts outlive their place in the head
     sweep_s: float = 1800.0  # the store is looked through for what nobody needs any more
     keep_waiting_s: float = 600.0  # a job that waits for a person keeps its VMs for so long
-    max_unfit_vms: int = 5  # times that only such VMs came, with none that is fit: the job waits for a person
     leases: Leases = field(default_factory=Leases)  # what agents are told
     strikes: Mapping[Kind, Row] = field(default_factory=lambda: TABLE)  # what follows from failures
-
-    def backoff_s(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
-        return min(self.request_backoff_s * 2 ** min(failures - 1, 16), self.longest_backoff_s)
 
     def with_row(self, kind: Kind, **changes: float) -> Timing:
         """With these numbers in the row of a kind of failures."""

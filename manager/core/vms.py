@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..spec.placement import Attempt, Price
-from .facts import EndReason, RefusalKind
+from .facts import EndReason
 
 
 class VmStatus(StrEnum):
@@ -79,24 +79,6 @@ class Vm:
     def is_as_new_as(self, other: Vm) -> bool:
         """Whether this VM was requested together with the other one or later."""
         return self.requested_at == other.requested_at or self.number >= other.number
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceRefusal:
-    """The newest refusal in one place, and how many came in a row."""
-
-    kind: RefusalKind
-    at: float
-    message: str
-    count: int = 1  # in a row
-
-
-@dataclass(frozen=True, slots=True)
-class NotJoined:
-    """How many VMs of one origin in a row did not join; VMs that were requested together count once."""
-
-    count: int
-    at: float  # when the last of them ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..core.events import (
     WeightsExported,
 )
 from ..core.state import vm_of
+from ..core.strike_table import Kind
 from ..world import World
 from .fleet import GRAPH_HASH, Fleet, NodeVm
 from .planner import CachedPlanner
@@ -113,9 +114,8 @@ class TraceWorld(World[None]):
         state, observations = self.state, self.observations
         due: list[float] = []
         if state.active and len(state.live_vms) < self.spec.resources.max_nodes:
-            wait_s = 0.0
-            if state.request_failures:
-                wait_s = state.request_failed_at + TIMING.backoff_s(state.request_failures) - self.now
+            failed = state.strikes.of(Kind.REQUEST)
+            wait_s = failed.until(TIMING.strikes[Kind.REQUEST]) - self.now if failed.count else 0.0
             due.append(max(_TICK_S, wait_s))
         if (
             observations.usable - observations.planned_for

@@ -42,6 +42,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status
+from makara.manager.core.strike_table import Kind
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.manager.spec.start_source import StartSource
@@ -115,13 +116,13 @@ def test_refused_vms_are_asked_for_again_after_a_growing_wait() -> None:
     script.now += 1
     for vm in list(script.state.vms):
         script.refuse(vm)
-    assert script.state.request_failures == 1  # refused together: one failure
+    assert script.state.strikes.count(Kind.REQUEST) == 1  # refused together: one failure
     script.wait(2.0)
     assert script.count(RequestVm) == 3
     script.wait(4.1)
     assert script.count(RequestVm) == 6
     script.refuse()
-    assert script.state.request_failures == 2
+    assert script.state.strikes.count(Kind.REQUEST) == 2
     script.wait(5.1)
     assert script.count(RequestVm) == 6
     script.wait(5.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -334,7 +333,7 @@ def test_the_end_of_the_only_vm_that_is_fit_is_no_reason_to_give_up() -> None:
     del script.workers[worker]
     script.wait(0.25)
     assert script.state.waiting is None
-    assert script.state.unfit_rounds.count == 1
+    assert script.state.strikes.count(Kind.UNFIT_VM) == 1
 
 
 def test_vms_that_are_unfit_together_count_once() -> None:
@@ -346,12 +345,12 @@ def test_vms_that_are_unfit_together_count_once() -> None:
     assert len(ended(script, EndReason.UNFIT)) == 3
     assert script.state.ended is None
     assert script.state.waiting is None
-    assert script.state.unfit_rounds.count == 1
+    assert script.state.strikes.count(Kind.UNFIT_VM) == 1
 
 
 def test_a_vm_that_is_on_its_way_may_be_fit() -> None:
     script = Script()
-    script.timing = replace(script.timing, max_unfit_vms=1)
+    script.timing = script.timing.with_row(Kind.UNFIT_VM, limit=1)
     lose(script, script.run(1, resources={"max_nodes": 2})[0])
     script.wait(0.25)
     script.wait(10.0)
@@ -368,7 +367,7 @@ def test_a_vm_that_is_on_its_way_may_be_fit() -> None:
 
 def test_vms_of_other_bits_have_the_job_wait_and_a_new_beginning_chooses_bits_anew() -> None:
     script = Script()
-    script.timing = replace(script.timing, max_unfit_vms=1)
+    script.timing = script.timing.with_row(Kind.UNFIT_VM, limit=1)
     (first,) = profiled(script, 1, training={"numerics": "exact"})
     script.report(script.change(first, graph_hash="5ec7", bits_hash="aa"))
     assert script.last(BitsFixed).bits_hash == "aa"
@@ -394,7 +393,7 @@ def test_one_that_is_fit_in_between_begins_the_count_anew() -> None:
         join_unfit(script, worker)
         del script.workers[worker]
         worker = replacement(script)
-    assert script.state.unfit_rounds.count == 3
+    assert script.state.strikes.count(Kind.UNFIT_VM) == 3
     script.report(WorkerReport(worker=worker, incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
     script.wait(5.0)
     script.report()
@@ -403,7 +402,7 @@ def test_one_that_is_fit_in_between_begins_the_count_anew() -> None:
     script.open()
     script.form()
     assert {seat[0] for seat in script.state.hosts} == {first, worker}
-    assert script.state.unfit_rounds.count == 0
+    assert script.state.strikes.count(Kind.UNFIT_VM) == 0
 
 
 def test_a_type_of_vm_that_is_never_fit_costs_one_vm_at_a_time_after_the_first_round() -> None:
@@ -414,7 +413,7 @@ def test_a_type_of_vm_that_is_never_fit_costs_one_vm_at_a_time_after_the_first_r
     script.workers.clear()
     waits: list[float] = []
     while script.state.waiting is None:
-        ended_at = script.state.replaced_at
+        ended_at = script.state.strikes.of(Kind.UNFIT_VM).since
         while not script.state.live_vms:
             script.wait(1.0)
         waits.append(script.now - ended_at)

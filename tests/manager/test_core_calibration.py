@@ -19,6 +19,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status, vm_of
+from makara.manager.core.strike_table import Kind
 from makara.protocol.messages import Phase, Profiling, WorkerReport
 from makara.simulator import Measurements
 from world_machines import GRAPH_HASH, WIRE, measured_profile
@@ -182,7 +183,7 @@ def test_generations_that_break_twice_leave_links_assumed_and_unshared() -> None
         assert enter(script, "links") == workers
         break_off(script)
         assert script.last(GenerationClosed).reason.endswith(": links were not measured")
-        assert script.state.broken_profiles == number
+        assert script.state.strikes.count(Kind.PROFILE) == number
     assert enter(script, "sections") == workers[:1]
     find(script, links=False)
     measured = Measurements.from_json(script.last(RecipeFixed).measurements or {})
@@ -397,8 +398,10 @@ def test_after_two_breaks_a_worker_that_has_measured_goes_on_alone() -> None:
         assert enter(script, "links") == workers[1:]
         tell(script, workers[1], phase=Phase.IDLE, broken="links were not measured")
         tell(script, workers[2], phase=Phase.IDLE, broken="links were not measured")
-        if script.state.broken_profiles == 1:  # the VM that was asked for first comes last, and knows nothing
+        if (
+            script.state.strikes.count(Kind.PROFILE) == 1
+        ):  # the VM that was asked for first comes last, and knows nothing
             script.report(idle(workers[0]))
         pass_time(script, script.timing.suspect_grace_s)
-    assert script.state.broken_profiles == 2
+    assert script.state.strikes.count(Kind.PROFILE) == 2
     assert members(script) == workers[1:2]

@@ -112,9 +112,9 @@ def test_a_trainer_that_comes_back_as_old_is_not_started_anew_again_and_again() 
 
 def test_nothing_is_asked_of_trainers_whose_vm_is_gone() -> None:
     script, (a, b, *_) = upgraded_pair()
-    assert script.state.outdated == script.state.given_up.keys() == {a, b}
+    assert script.state.strikes.all(Kind.OUTDATED).keys() == script.state.given_up.keys() == {a, b}
     script.event(VmTerminated(now=script.now, vm=a[:-2]))
-    assert script.state.outdated == script.state.given_up.keys() == {b}
+    assert script.state.strikes.all(Kind.OUTDATED).keys() == script.state.given_up.keys() == {b}
 
 
 def newcomers() -> tuple[Script, list[str], list[str]]:

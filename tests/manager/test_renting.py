@@ -40,6 +40,7 @@ from makara.manager.core.facts import (
     VmNotReleased,
     VmRequested,
 )
+from makara.manager.core.strike_table import Kind
 from makara.manager.core.vms import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
 from makara.protocol.messages import Phase, Profiling, WorkerReport
@@ -161,7 +162,7 @@ def test_a_place_without_capacity_leads_to_the_next_and_is_tried_again_later() -
     assert not script.state.counted_vms, "nothing of it exists"
     script.wait(1.0)
     assert len(asked(script)) == 3
-    script.wait(script.timing.request_backoff_s)
+    script.wait(script.timing.strikes[Kind.REFUSED].first_s)
     assert asked(script)[3][1:] == ("a", "small")
 
 
@@ -207,8 +208,8 @@ def test_what_is_not_allowed_is_tried_again_while_something_else_is() -> None:
             script.wait(1.0)
     assert script.count(PersonNeeded) == 0
     pauses = [later - earlier for earlier, later in pairwise(asked_s["small"])]
-    assert min(pauses) >= script.timing.longest_backoff_s
-    assert max(pauses) <= script.timing.longest_backoff_s + 60.0
+    assert min(pauses) >= script.timing.strikes[Kind.LIMITED].first_s
+    assert max(pauses) <= script.timing.strikes[Kind.LIMITED].first_s + 60.0
 
 
 def test_credentials_that_fail_are_tried_again_ever_later_and_nobody_is_asked() -> None:
@@ -226,11 +227,11 @@ def test_credentials_that_fail_are_tried_again_ever_later_and_nobody_is_asked() 
     pauses = [later - earlier for earlier, later in pairwise(asked_at)]
     assert len(pauses) > 6
     assert pauses == sorted(pauses)
-    assert pauses[-1] <= script.timing.longest_backoff_s + 5.0
+    assert pauses[-1] <= script.timing.strikes[Kind.REFUSED].longest_s + 5.0
     while not script.state.live_vms:
         script.wait(5.0)
     succeed(script)
-    assert not script.state.refusals
+    assert not script.state.strikes.all(Kind.REFUSED)
 
 
 def test_credentials_that_fail_say_nothing_of_another_cloud() -> None:
@@ -616,7 +617,7 @@ def test_a_clock_that_is_set_back_gives_a_vm_that_never_joins_no_more_time() -> 
 def unjoined(script: Script) -> Script:
     """Three VMs did not join; what the last one wrote is not known yet."""
     rented(script, offer(), joined=False)
-    while script.state.never_joined < script.timing.max_never_joined:
+    while script.state.never_joined < 3:
         pass_time(script, 5.0)
     return script
 
@@ -677,7 +678,7 @@ def test_a_vm_that_had_joined_and_whose_creation_is_answered_late_by_its_end_was
     fail(script, RefusalKind.ENDED, "it has ended")
     ended = script.last(VmEnded)
     assert (ended.vm, ended.reason, ended.detail) == (vm, EndReason.PREEMPTED, "it has ended")
-    assert (script.state.never_joined, script.state.request_failures) == (0, 0)
+    assert (script.state.never_joined, script.state.strikes.count(Kind.REQUEST)) == (0, 0)
     assert not script.count(AttemptRefused)
     script.wait()
     assert script.count(RequestVm) == 1 + 3, "the place is not avoided"

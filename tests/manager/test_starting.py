@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +42,7 @@ from makara.manager.core.events import (
 )
 from makara.manager.core.facts import BitsFixed, JobEnded, PersonNeeded, RecipeFixed, Resumption, StartCopied
 from makara.manager.core.state import Status
+from makara.manager.core.strike_table import Kind
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.manager.spec.job_spec import JobSpecError, parse_spec, resolve_uri
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_model_ends_the_job_with_what_differs(
 
 def test_exact_takes_over_the_bits_of_the_steps_that_were_made() -> None:
     script = submitted("exact", bits_hash="aaaa")
-    script.timing = replace(script.timing, max_unfit_vms=1)
+    script.timing = script.timing.with_row(Kind.UNFIT_VM, limit=1)
     workers = profiled(script)
     assert script.last(RecipeFixed).recipe.bits_hash == "aaaa"
     script.report(*(script.change(w, graph_hash="5ec7", bits_hash="bbbb") for w in workers))
@@ -185,7 +185,7 @@ def test_the_same_bits_as_before_need_no_word() -> None:
 
 def test_machines_with_other_kernels_than_before_are_unfit() -> None:
     script = submitted("exact", bits_hash="aaaa", kernels_hash="cccc")
-    script.timing = replace(script.timing, max_unfit_vms=1)
+    script.timing = script.timing.with_row(Kind.UNFIT_VM, limit=1)
     workers = profiled(script)
     shown = {"graph_hash": "5ec7", "bits_hash": "bbbb", "kernels_hash": "dddd"}
     script.report(*(script.change(w, **shown) for w in workers))

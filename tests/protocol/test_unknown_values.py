@@ -13,6 +13,7 @@ from core_script import RECIPE, Script, plan_json
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.facts import EndReason, GenerationPlanned, GenerationStalled, RecipeFixed, VmEnded
 from makara.manager.core.state import Status
+from makara.manager.core.strike_table import Kind
 from makara.protocol.frames import UnknownOrder, read_from_trainer, read_report, read_to_agent
 from makara.protocol.messages import (
     At,
@@ -224,5 +225,5 @@ def test_nothing_is_made_of_a_device_of_an_unknown_kind() -> None:
     script.report(script.change(b, profile=Profile(recipe=RECIPE, calibration=uniform(2).to_json())))
     assert script.last(RecipeFixed).recipe == RECIPE
     script.report(script.change(b, graph_hash="5ec7"))  # one that is fit: another may be asked for
-    script.wait(script.timing.request_backoff_s)
+    script.wait(script.timing.strikes[Kind.UNFIT_VM].first_s)
     assert script.count(RequestVm) == 3

@@ -39,16 +39,12 @@ from world_protocol import die, obey
 TIMING = Timing(
     vm_lease_s=6.0,
     request_timeout_s=20.0,
-    request_backoff_s=1.0,
-    longest_backoff_s=8.0,
-    max_never_joined=1000,
     unused_s=15.0,
     grow_again_s=20.0,
     settle_s=1.0,
     drift_s=2.0,
     drift_steps=3,
     recalibrate_s=4.0,
-    slow_retry_s=5.0,
     least_morph_s=0.5,
     suspect_grace_s=1.0,
     planning_timeout_s=8.0,
@@ -66,7 +62,10 @@ TIMING = Timing(
     leases=Leases(orphan_timeout_s=12.0, orphan_save_s=2.0),
     sweep_s=9.0,
 )
-TIMING = TIMING.with_row(Kind.CUT, first_s=8.0).with_row(Kind.BREAK, first_s=1.0, longest_s=8.0)
+TIMING = TIMING.with_row(Kind.CUT, first_s=8.0).with_row(Kind.SLOW, first_s=5.0)
+TIMING = TIMING.with_row(Kind.LIMITED, first_s=8.0).with_row(Kind.NOT_JOINED, limit=1000)
+for _kind in (Kind.BREAK, Kind.REQUEST, Kind.REFUSED, Kind.UNFIT_VM, Kind.WORN_VM):
+    TIMING = TIMING.with_row(_kind, first_s=1.0, longest_s=8.0)
 
 
 class Crash(Exception):

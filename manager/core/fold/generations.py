@@ -25,7 +25,6 @@ from ..facts import (
     StepInterrupted,
     StepMiscounted,
 )
-from ..failures import Rounds
 from ..state import Generation, Incarnation, JobState, Stall, order_of, order_of_miscount, vm_of, vms_of
 from ..strike_table import Kind, Progress
 from ..strikes import JOB, forgive_on_progress, strike
@@ -95,8 +94,10 @@ def _profile_opened(state: JobState, fact: GenerationOpened) -> JobState:
 def _profile_closed(state: JobState, fact: GenerationClosed) -> JobState:
     if state.profile is None or state.profile.number != fact.number:
         return state
-    broken = state.profile.opened_at is not None and len(state.profile.members) > 1
-    return state.changed(profile=None, broken_profiles=state.broken_profiles + broken)
+    strikes = state.strikes
+    if state.profile.opened_at is not None and len(state.profile.members) > 1:
+        strikes = strike(strikes, Kind.PROFILE, JOB, fact.at, why=fact.reason)
+    return state.changed(profile=None, strikes=strikes)
 
 
 def _interrupted(state: JobState, fact: StepInterrupted) -> JobState:
@@ -111,8 +112,8 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
         return state
     formed = replace(state.current, formed=fact.formed, formed_at=fact.at, lost_steps=fact.lost_steps)
     state = renting.without_enough(state, formed)
-    if _has_newer_vm(state, formed):
-        state = state.changed(unfit_rounds=Rounds())
+    if _has_newer_vm(state, formed, Kind.UNFIT_VM):
+        state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.NEWER_FORMED))
     if _shows_fit_vms(state, formed):
         state = state.changed(newest_unfit="")
     ranges = ((start, stop) for start, stop in formed.plan["ranges"])
@@ -120,10 +121,11 @@ def _formed(state: JobState, fact: GenerationFormed) -> JobState:
     return _progressed(state.changed(current=formed, hosts=hosts, hosts_plan=formed.plan), fact.formed.step)
 
 
-def _has_newer_vm(state: JobState, generation: Generation) -> bool:
-    """Whether a VM that joined since one was last replaced takes part."""
-    vms = (state.vms.get(vm_of(worker)) for worker, _ in generation.incarnations)
-    return any(vm is not None and (vm.joined_at or 0.0) > state.replaced_at for vm in vms)
+def _has_newer_vm(state: JobState, generation: Generation, kind: Kind) -> bool:
+    """Whether a VM takes part that joined since one was last replaced for this."""
+    vms = (state.vms.get(vm) for vm in vms_of(generation))
+    since = state.strikes.of(kind).since
+    return any(vm is not None and (vm.joined_at or 0.0) > since for vm in vms)
 
 
 def _shows_fit_vms(state: JobState, generation: Generation) -> bool:
@@ -199,8 +201,9 @@ def _published(state: JobState, fact: CheckpointPublished) -> JobState:
 def _prove(state: JobState, generation: Generation) -> JobState:
     """The generation's VMs have committed steps: earlier deaths on them are forgotten."""
     strikes = forgive_on_progress(state.strikes, Progress.OWN_STEP, vms_of(generation))
-    worn = 0 if _has_newer_vm(state, generation) else state.worn_vms
-    return state.changed(strikes=strikes, worn_vms=worn)
+    if _has_newer_vm(state, generation, Kind.WORN_VM):
+        strikes = forgive_on_progress(strikes, Progress.NEWER_STEPPED)
+    return state.changed(strikes=strikes)
 
 
 def _progressed(state: JobState, step: int) -> JobState:

@@ -23,7 +23,6 @@ from ..facts import (
     Submitted,
     TrainingFinished,
 )
-from ..failures import Rounds
 from ..state import JobState, Waiting, order_of
 from ..strike_table import Progress
 from ..strikes import Ledger, forgive_on_progress
@@ -78,13 +77,11 @@ def _person_needed(state: JobState, fact: PersonNeeded) -> JobState:
 def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
     """Generations go on above the head's, whoever opened that. To try again accepts nothing: a head that is
     still another's is found to be so again."""
-    state = renting.without_not_joined(state).changed(
+    state = renting.with_first_tried_alone(state).changed(
         waiting=None,
         answered=fact.how,
         hold=False,
         impossible=None,
-        unfit_rounds=Rounds(),
-        refusals=MappingProxyType({}),
         enough=None,
         strikes=forgive_on_progress(state.strikes, Progress.PERSON),
         last_generation=max(state.last_generation, fact.head_generation),
@@ -130,7 +127,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
     recipe = state.recipe
     if recipe is not None and (state.restarting or (state.head_generation == 0 and state.start is None)):
         recipe = recipe.without_bits()  # no step was made that others have to match
-    return renting.without_not_joined(state).changed(
+    return renting.with_first_tried_alone(state).changed(
         spec=state.spec.model_copy(update={"resources": resources}),
         recipe=recipe,
         ended=None,
@@ -144,7 +141,6 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
         isolated=False,
         profiler=None,
         profile=None,
-        broken_profiles=0,
         stall=None,
         started_after=state.last_generation,
         continued_after=state.num_facts + 1,
@@ -158,13 +154,7 @@ def _continued(state: JobState, fact: JobContinued) -> JobState:
 
 _NO_FAILURES: dict[str, Any] = {
     "strikes": Ledger(),
-    "worn_vms": 0,
-    "unfit_rounds": Rounds(),
     "newest_unfit": "",
-    "replaced_at": 0.0,
-    "request_failures": 0,
-    "request_failed_at": 0.0,
-    "refusals": MappingProxyType({}),
     "spot_absent_since": None,
     "enough": None,
 }

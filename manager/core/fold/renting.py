@@ -21,7 +21,9 @@ from ..facts import (
     VmNotReleased,
 )
 from ..state import Generation, JobState, vms_of
-from ..vms import Bill, Enough, Losses, NotJoined, PlaceRefusal, Spent, Vm
+from ..strike_table import Kind, Progress
+from ..strikes import JOB, Subject, forgive_on_progress, strike
+from ..vms import Bill, Enough, Losses, Spent, Vm
 
 _TOGETHER_S = 60.0  # VMs that are lost within so long are one loss: a cloud takes several
 _LOST = (
@@ -43,6 +45,11 @@ def place_of(placement: Placement, kind: RefusalKind) -> str:
     return "/".join((kind, *parts))
 
 
+def strikes_of(kind: RefusalKind) -> Kind:
+    """How a refusal is counted: quotas and rights may be changed by a person meanwhile."""
+    return Kind.LIMITED if kind in (RefusalKind.QUOTA, RefusalKind.NOT_ALLOWED) else Kind.REFUSED
+
+
 def origin_of(provider: str, image: str, manager_url: str) -> str:
     """What decides whether a VM of a cloud can join: from where it comes, what it boots, where it reports."""
     return f"{provider}/{image}/{manager_url}"
@@ -51,18 +58,15 @@ def origin_of(provider: str, image: str, manager_url: str) -> str:
 def with_joined(state: JobState, vm: Vm) -> JobState:
     """VMs of its origin can join."""
     origin = _origin(vm)
-    if origin is None or (origin in state.joined_from and origin not in state.not_joined):
-        return state
-    return state.changed(
-        joined_from=state.joined_from | {origin},
-        not_joined=MappingProxyType({name: n for name, n in state.not_joined.items() if name != origin}),
-    )
+    if origin is None:
+        return state.changed(strikes=forgive_on_progress(state.strikes, Progress.JOINED, {JOB}))
+    strikes = forgive_on_progress(state.strikes, Progress.JOINED, {JOB, origin})
+    return state.changed(joined_from=state.joined_from | {origin}, strikes=strikes)
 
 
-def without_not_joined(state: JobState) -> JobState:
-    """A person has the job go on: VMs that do not join are counted anew, and the first is tried alone."""
-    joined_from = state.joined_from - state.not_joined.keys()
-    return state.changed(joined_from=joined_from, not_joined=MappingProxyType({}))
+def with_first_tried_alone(state: JobState) -> JobState:
+    """A person has the job go on: from where VMs did not join, the first is tried alone again."""
+    return state.changed(joined_from=state.joined_from - state.strikes.all(Kind.NOT_JOINED).keys())
 
 
 def _origin(vm: Vm) -> str | None:
@@ -73,16 +77,12 @@ def _origin(vm: Vm) -> str | None:
 
 
 def _with_not_joined(state: JobState, vm: Vm) -> JobState:
-    """One more of its origin, unless it was asked for together with the last."""
+    """One more of its origin."""
     origin = _origin(vm)
     if origin is None or vm.attempted_at is None or vm.ended_at is None:
         return state
-    before = state.not_joined.get(origin)
-    count = before.count if before is not None else 0
-    if before is None or not vm.attempted_at < before.at <= vm.ended_at:
-        count += 1
-    found = NotJoined(count, vm.ended_at)
-    return state.changed(not_joined=MappingProxyType({**state.not_joined, origin: found}))
+    strikes = strike(state.strikes, Kind.NOT_JOINED, origin, vm.ended_at, began=vm.attempted_at)
+    return state.changed(strikes=strikes)
 
 
 def with_enough(state: JobState, now: float) -> JobState:
@@ -140,17 +140,19 @@ def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
 
 
 def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
-    """Those that were made before the last was refused, and are refused as well, are one refusal."""
     vm = state.vms.get(fact.vm)
     if vm is None or vm.attempt is None or vm.attempt.number != fact.number or vm.attempted_at is None:
         return state
-    placement, place = vm.attempt.placement, place_of(vm.attempt.placement, fact.kind)
-    before = state.refusals.get(place)
-    count = before.count if before is not None else 0
-    if before is None or not vm.attempted_at < before.at <= fact.at:
-        count += 1
-    refusal = PlaceRefusal(fact.kind, fact.at, fact.message, count)
-    state = state.changed(refusals=MappingProxyType({**state.refusals, place: refusal}))
+    placement = vm.attempt.placement
+    strikes = strike(
+        state.strikes,
+        strikes_of(fact.kind),
+        place_of(placement, fact.kind),
+        fact.at,
+        began=vm.attempted_at,
+        why=fact.message,
+    )
+    state = state.changed(strikes=strikes)
     if fact.kind is RefusalKind.ENDED:
         return state  # there was one, which is paid for
     told = fact.kind is not RefusalKind.CREDENTIALS  # else whether there are any is not known
@@ -166,10 +168,8 @@ def _created(state: JobState, fact: VmCreated) -> JobState:
     if vm is None or vm.attempt is None or vm.attempt.number != fact.number:
         return state
     placement = vm.attempt.placement
-    places = {place_of(placement, kind) for kind in RefusalKind}
-    kept = {place: refusal for place, refusal in state.refusals.items() if place not in places}
-    if len(kept) < len(state.refusals):
-        state = state.changed(refusals=MappingProxyType(kept))
+    places: set[Subject] = {place_of(placement, kind) for kind in RefusalKind}
+    state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.CREATED, places))
     if placement.market is Market.SPOT:
         state = state.changed(spot_absent_since=None)
     return state.with_vm(replace(vm, id=fact.id, created_at=fact.at)) if vm.live else state

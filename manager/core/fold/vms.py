@@ -17,10 +17,9 @@ from ..facts import (
     VmRequested,
     VmRiskChanged,
 )
-from ..failures import Rounds
 from ..state import JobState, vm_of
-from ..strike_table import Progress
-from ..strikes import forgive_on_progress
+from ..strike_table import Kind, Progress
+from ..strikes import JOB, forgive_on_progress, strike
 from ..vms import Vm, VmStatus
 from . import renting
 
@@ -38,7 +37,7 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
     joined = replace(
         vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
     )
-    return renting.with_joined(state.with_vm(joined).changed(request_failures=0), joined)
+    return renting.with_joined(state.with_vm(joined), joined)
 
 
 def _noticed(state: JobState, fact: VmNoticed) -> JobState:
@@ -79,38 +78,36 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     vm = state.vms.live.get(fact.vm)
     if vm is None:
         return state
-    counted = vm.requested_at < state.request_failed_at <= fact.at  # not if the clock was set back since
     refused = vm.attempt is not None and vm.attempted_at is None  # that place is left alone, not the others
-    if fact.reason is EndReason.REQUEST_FAILED and not counted and not refused:
-        # VMs asked for together and refused together are one failure: the wait doubles once, not six times.
-        state = state.changed(request_failures=state.request_failures + 1, request_failed_at=fact.at)
+    if fact.reason is EndReason.REQUEST_FAILED and not refused:
+        state = _struck(state, Kind.REQUEST, fact, began=vm.requested_at)
     if fact.reason is EndReason.UNUSED:
         state = renting.with_enough(state, fact.at)
-    if fact.reason in (EndReason.WORKERS_DIED, EndReason.UNFIT):
-        state = state.changed(replaced_at=fact.at)
     if fact.reason is EndReason.WORKERS_DIED:
-        state = state.changed(worn_vms=state.worn_vms + 1)
+        state = _struck(state, Kind.WORN_VM, fact)
     elif fact.reason is EndReason.UNFIT:
-        # Those that came together are one, as for failures; no generation makes a difference here.
-        rounds, newest = state.unfit_rounds.failed(fact.at, 0, fact.vm, 0), state.vms.get(state.newest_unfit)
-        state = state.changed(unfit_rounds=rounds)
+        state, newest = _struck(state, Kind.UNFIT_VM, fact), state.vms.get(state.newest_unfit)
         if newest is None or vm.number > newest.number:
             state = state.changed(newest_unfit=fact.vm)
     if fact.reason not in (EndReason.WORKERS_DIED, EndReason.UNFIT):
         state = _forgiven(state, fact.vm, Progress.VM_LOST)  # that was the end of its trainers
         if _is_last_host(state, fact.vm):
-            # Unfit VMs beside one that was fit harmed nobody: only those that come now do.
-            state = state.changed(unfit_rounds=Rounds())
+            # Unfit VMs did no harm while one was fit: only those that come now do.
+            state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.NONE_FIT))
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
-    forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "times_slow", "given_up")}
-    outdated = frozenset(worker for worker in state.outdated if vm_of(worker) != fact.vm)
-    state = _forgiven(state, fact.vm, Progress.VM_ENDED)
-    state = state.changed(**forgotten, outdated=outdated).with_vm(ended)
+    forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "given_up")}
+    state = _forgiven(state, fact.vm, Progress.VM_ENDED).changed(**forgotten).with_vm(ended)
     return renting.with_ended(state, ended, gone=fact.gone)
 
 
 def _forgiven(state: JobState, vm: str, progress: Progress) -> JobState:
-    return state.changed(strikes=forgive_on_progress(state.strikes, progress, {vm}))
+    """Without what is forgiven of the VM and of its workers."""
+    subjects = {it for _, it in state.strikes.strikes if isinstance(it, str) and vm in (it, vm_of(it))}
+    return state.changed(strikes=forgive_on_progress(state.strikes, progress, subjects))
+
+
+def _struck(state: JobState, kind: Kind, fact: VmEnded, began: float | None = None) -> JobState:
+    return state.changed(strikes=strike(state.strikes, kind, JOB, fact.at, by=[fact.vm], began=began))
 
 
 def _is_last_host(state: JobState, vm: str) -> bool:

@@ -43,7 +43,7 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     if fact.kind == "outdated":  # nothing failed: see `core.rules.versions`
         return state.changed(
             given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}),
-            outdated=state.outdated | {fact.worker},
+            strikes=strike(state.strikes, Kind.OUTDATED, fact.worker, fact.at, by=[fact.incarnation]),
         )
     if fact.kind == "stuck":
         state = state.changed(given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}))
@@ -84,16 +84,13 @@ def _recalibrated(state: JobState, fact: Recalibrated) -> JobState:
 
 
 def _worker_paced(state: JobState, fact: WorkerPaced) -> JobState:
-    slow, times = dict(state.slow), dict(state.times_slow)
+    slow, strikes = dict(state.slow), state.strikes
     before = slow.pop(fact.worker, None)
     if fact.slowdown != 1.0:
-        times[fact.worker] = times.get(fact.worker, 0) + (before is None)
-        slow[fact.worker] = Slow(fact.slowdown, fact.incarnation, fact.at, times[fact.worker])
-    return state.changed(
-        slow=MappingProxyType(slow),
-        times_slow=MappingProxyType(times),
-        paces_changed_at=fact.at,
-    )
+        slow[fact.worker] = Slow(fact.slowdown, fact.incarnation, fact.at)
+        if before is None:
+            strikes = strike(strikes, Kind.SLOW, fact.worker, fact.at)
+    return state.changed(slow=MappingProxyType(slow), strikes=strikes, paces_changed_at=fact.at)
 
 
 RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {

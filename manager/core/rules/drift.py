@@ -24,6 +24,7 @@ from ..events import Batch, ReportReceived, Tick
 from ..facts import Recalibrated, WorkerPaced
 from ..observations import StepPace
 from ..state import Generation, Incarnation
+from ..strike_table import Kind
 
 _SAMPLES = 16  # in a window, at most
 
@@ -147,6 +148,6 @@ def try_again(context: Context) -> None:
         return
     used = {worker for worker, _ in state.current.incarnations}
     for worker, slow in state.slow.items():
-        patience_s = context.timing.slow_retry_s * 2 ** min(slow.times - 1, 6)
+        patience_s = context.row(Kind.SLOW).pause_s(context.strikes(Kind.SLOW, worker).count)
         if worker not in used and context.elapsed_s(slow.since) > patience_s:
             _set_pace(context, Incarnation(worker, slow.incarnation), 1.0)

@@ -173,11 +173,9 @@ def request_vms(context: Context) -> None:
     if not isinstance(event, Tick) or not state.active:
         return
     singly = fitness.asks_singly(context)
-    num_replaced = max(state.worn_vms + state.unfit_rounds.count, int(singly))
-    context.note(asks_singly_s=context.timing.backoff_s(num_replaced) if singly else None)
-    if _waits(context, state.request_failures, state.request_failed_at):
-        return
-    if _waits(context, num_replaced, state.replaced_at):
+    num_unfit = max(1, context.strikes(Kind.UNFIT_VM).count)
+    context.note(asks_singly_s=context.row(Kind.UNFIT_VM).pause_s(num_unfit) if singly else None)
+    if any(context.is_paused(kind) for kind in (Kind.REQUEST, Kind.WORN_VM, Kind.UNFIT_VM)):
         return
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
     wanted, num_staying = surplus.wanted(context), len(staying_vms(state))
@@ -191,12 +189,3 @@ def request_vms(context: Context) -> None:
         return
     fresh = [vm for vm in event.new_vms if vm not in state.vms]
     renting.request(context, fresh[:missing], most)
-
-
-def _waits(context: Context, failures: int, failed_at: float) -> bool:
-    """Whether so many failures in a row call for more patience."""
-    if not failures:
-        return False
-    if failed_at > context.now:
-        failed_at = context.observations.started_at  # the clock was set back before this manager began
-    return context.now - failed_at < context.timing.backoff_s(failures)

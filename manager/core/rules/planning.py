@@ -13,6 +13,7 @@ from ..facts import HoldChanged, PlanImpossible
 from ..observations import Planning
 from ..slots import slot_of
 from ..state import Incarnation, vm_of
+from ..strike_table import Kind
 from ..vms import VmStatus
 from . import breaks, versions
 
@@ -177,7 +178,7 @@ def _expecting_word(context: Context) -> bool:
 def _too_few(context: Context) -> None:
     state = context.state
     reason = f"fewer usable VMs than min_nodes ({context.spec.resources.min_nodes})"
-    still = state.unfit_rounds.count > 0  # no VM that came later took part
+    still = context.strikes(Kind.UNFIT_VM).count > 0  # no VM that came later took part
     unfit = [why for worker, why in state.unfit.items() if still or vm_of(worker) in state.vms.live]
     if unfit:
         reason += f"; {len(unfit)} workers cannot meet the recipe: {unfit[-1]}"

@@ -19,12 +19,12 @@ from ..commands import StoreCalibration
 from ..context import Context, has_ended, incarnation_of
 from ..facts import GenerationClosed, GenerationKind, GenerationPlanned, JobEnded, RecipeFixed, WorkerFailed
 from ..state import Generation, Incarnation, vm_of
+from ..strike_table import Kind
 from ..vms import VmStatus
 from . import ending, generations, starting, versions
 
 _MOST_MEMBERS = 8
 _MOST_OF_A_VM = 4
-_MOST_BROKEN = 2  # generations of several members; then one worker does the rest alone
 
 
 def fix_recipe(context: Context) -> None:
@@ -67,7 +67,7 @@ def _is_assumed(context: Context, measured: Measurements) -> bool:
 def _awaits_others(context: Context, worker: WorkerReport) -> bool:
     """Whether others are there, or soon may be, to measure links with: assumed ones serve no other job."""
     state = context.state
-    if state.broken_profiles >= _MOST_BROKEN:
+    if context.is_reached(Kind.PROFILE):
         return False
     if len(_members(_ready(context), ())) > 1 or (
         state.profile is not None and len(state.profile.members) > 1
@@ -170,7 +170,7 @@ def _end_older(context: Context, profile: Generation) -> None:
         return
     for report in context.reports_of(generations.late(context, profile)):
         if report.profiling is None:
-            again = report.worker in context.state.outdated
+            again = context.is_reached(Kind.OUTDATED, report.worker)
             end = _refuse if again else versions.restart
             end(context, report, "it is of a version that measures models in another way")
 
@@ -196,7 +196,7 @@ def _plan(context: Context) -> None:
     if state.profile is not None and not _takes_newcomers(context, state.profile):
         return
     members = _members(_ready(context), before)
-    if state.broken_profiles >= _MOST_BROKEN:
+    if context.is_reached(Kind.PROFILE):
         members = [] if before else _knows_most(_ready(context))
     new = [member.worker for member in members if member not in before]
     if not new:

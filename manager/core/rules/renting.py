@@ -26,7 +26,8 @@ from ..facts import (
     VmEnded,
     VmRequested,
 )
-from ..fold.renting import origin_of, place_of
+from ..fold.renting import origin_of, place_of, strikes_of
+from ..strike_table import Kind
 from ..vms import VmStatus
 from . import growth, spending, waiting
 
@@ -218,14 +219,10 @@ def _num_on_demand(context: Context) -> int:
 
 def _backed_off(context: Context, placement: Placement) -> str:
     """Why this place is left alone for now; empty if it is not."""
-    for kind in RefusalKind:
-        refusal = context.state.refusals.get(place_of(placement, kind))
-        if refusal is None:
-            continue
-        by_person = kind in (RefusalKind.QUOTA, RefusalKind.NOT_ALLOWED)  # may be changed by one meanwhile
-        wait_s = context.timing.longest_backoff_s if by_person else context.timing.backoff_s(refusal.count)
-        if context.elapsed_s(refusal.at) < wait_s:
-            return refusal.message
+    for refusal in RefusalKind:
+        kind, place = strikes_of(refusal), place_of(placement, refusal)
+        if context.is_paused(kind, place):
+            return context.strikes(kind, place).why
     return ""
 
 
@@ -245,23 +242,24 @@ def _on_trial(context: Context, placement: Placement) -> str:
     """
     provider, state = placement.provider, context.state
     origin = _origin(context, provider)
-    if provider not in CLOUDS or (origin in state.joined_from and origin not in state.not_joined):
+    missing = context.strikes(Kind.NOT_JOINED, origin).count
+    if provider not in CLOUDS or (origin in state.joined_from and not missing):
         return ""
     for vm in state.live_vms:
         if vm.status is VmStatus.REQUESTED and vm.attempt is not None and vm.attempted_at is not None:
             place, image = vm.attempt.placement.provider, vm.attempt.image
             if origin_of(place, image, vm.manager_url) == origin:
-                which = "first VM" if origin not in state.not_joined else "next VM"
+                which = "next VM" if missing else "first VM"
                 return f"the {which} from {provider} is tried alone until it joins"
     return ""
 
 
 def _never_join(context: Context, placement: Placement) -> str:
     """Why no more VMs are asked for there; empty if the last of them joined, or too few did not."""
-    found = context.state.not_joined.get(_origin(context, placement.provider))
-    if found is None or found.count < context.timing.max_never_joined:
+    origin = _origin(context, placement.provider)
+    if not context.is_reached(Kind.NOT_JOINED, origin):
         return ""
-    return f"{found.count} VMs in a row were rented and did not join"
+    return f"{context.strikes(Kind.NOT_JOINED, origin).count} VMs in a row were rented and did not join"
 
 
 def _stops_asking(context: Context, console: str | None = None) -> bool:
@@ -276,13 +274,15 @@ def _stops_asking(context: Context, console: str | None = None) -> bool:
     offers = [offer.placement for offer in context.observations.offers or ()]
     wanted = [place for place in offers if place.market is Market.SPOT or not spot_alone]
     never = [_never_join(context, place) for place in wanted]
-    refused = [state.refusals.get(place_of(place, RefusalKind.NOT_ALLOWED)) for place in wanted]
-    reasons = [refusal.message if refusal else why for refusal, why in zip(refused, never, strict=True)]
+    refused = [
+        context.strikes(Kind.LIMITED, place_of(place, RefusalKind.NOT_ALLOWED)).why for place in wanted
+    ]
+    reasons = [refusal or why for refusal, why in zip(refused, never, strict=True)]
     if not reasons or not all(reasons):
         return False
     if all(refused):
         console = ""
-    last_at = max((found.at for found in state.not_joined.values()), default=0.0)
+    last_at = max((it.since for it in state.strikes.all(Kind.NOT_JOINED).values()), default=0.0)
     if console is None and context.elapsed_s(last_at) <= context.timing.console_s:
         return True
     waiting.wait(context, " ".join(dict.fromkeys(reasons)), (Resumption.AGAIN,), console=console or "")

@@ -82,7 +82,9 @@ def restart_older(context: Context) -> None:
         waits = worker.phase in _WAITS and incarnation_of(worker) not in taken and not has_ended(worker)
         if not waits or worker.trainer_protocol >= running or vm.vm in context.observations.unheard:
             continue
-        if worker.worker in context.state.outdated or context.state.has_failed(incarnation_of(worker)):
+        if context.is_reached(Kind.OUTDATED, worker.worker) or context.state.has_failed(
+            incarnation_of(worker)
+        ):
             continue
         restart(
             context, worker, f"it speaks trainer protocol {worker.trainer_protocol}, the generation {running}"

@@ -10,6 +10,7 @@ from .. import fitness, worth
 from ..context import Context
 from ..events import CommandStuck, HeadDiffers, ResumeRequested
 from ..facts import EndReason, HoldChanged, JobResumed, PersonNeeded, Resumption
+from ..strike_table import Kind
 from . import ending, starting
 
 
@@ -32,8 +33,8 @@ def take(context: Context) -> None:
 def ask_for_fit_vms(context: Context) -> None:
     """Whoever asks for VMs may ask for others, where those that come cannot meet the recipe."""
     state = context.state
-    times = state.unfit_rounds.count
-    if not state.active or times < context.timing.max_unfit_vms:
+    times = context.strikes(Kind.UNFIT_VM).count
+    if not state.active or not context.is_reached(Kind.UNFIT_VM):
         return
     if any(fitness.may_fit(context, vm) for vm in state.live_vms):
         return
