@@ -25,6 +25,7 @@ from .observation import observe
 from .observations import LastReport, Observations, Planning
 from .rules import (
     answers,
+    corruption,
     drift,
     ending,
     generations,
@@ -74,6 +75,7 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     ending.give_up,
     waiting.ask_for_fit_vms,
     profiling.fix_recipe,
+    corruption.record,
     generations.close_failed,
     membership.record_miscounts,
     stalls.record_stacks,

@@ -147,5 +147,6 @@ def _order(state: JobState, generation: Generation, secret: bytes) -> Generation
         checkpoints=list(generation.checkpoints),
         endpoint=generation.endpoint if generation.opened_at is not None else None,
         saves_only=generation.saves_only,
+        void_until=state.void_until,
         key=hmac.new(secret, known_by.encode(), hashlib.sha256).hexdigest(),
     )

@@ -179,6 +179,7 @@ class JobState:
     stall: Stall | None = None
     miscounts: int = 0  # attempts at steps whose sums did not hold each micro-batch's gradients once
     newest_miscount: tuple[int, int, int] = (0, -1, -1)  # see `order_of_miscount`
+    void_until: int = 0  # the newest generation in which hosts of a section held different state
     # {worker: why it cannot meet the recipe}
     unfit: Mapping[str, str] = field(default_factory=empty_mapping)
     strikes: Ledger = field(default_factory=Ledger)

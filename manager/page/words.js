@@ -58,6 +58,7 @@ const SAYS = {
   },
   stacks_taken: (f) => ["Stacks", f.text ? `${f.worker}:\n${f.text}` : `${f.worker} has shown them; not kept`],
   step_miscounted: (f) => ["Step redone", `an attempt at step ${f.miscount.step + 1} did not add each micro-batch's gradients exactly once`, "bad"],
+  state_corrupted: (f) => ["State corrupted", `hosts of section${f.corruption.sections.length > 1 ? "s" : ""} ${f.corruption.sections.join(", ")} held different state at step ${f.corruption.step}${f.corruption.suspects.length ? `; suspected: ${f.corruption.suspects.join(", ")}` : ""}`, "bad"],
   generation_closed: (f) => [f.kind === "profile" ? "Profiling again" : `Generation ${f.number} closed`, f.reason, "warn"],
   copies_changed: (f) =>
     f.copies < f.wanted

@@ -71,6 +71,7 @@ class GenerationOrder(Message):
     checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
     endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
     key: str = Field(default="", repr=False)  # by which its members know each other
+    void_until: int = 0  # states that were agreed on in generations up to this one may be wrong everywhere
     saves_only: bool = False  # publish a checkpoint of what it forms with, and hold: take no step
 
 

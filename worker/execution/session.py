@@ -30,6 +30,7 @@ class Session(Communicator):
         self.plan = Plan.from_json(order.plan)
         self.checkpoints = order.checkpoints
         self.saves_only = order.saves_only
+        self.void_until = order.void_until
         self.channels: dict[Kind, ProcessGroup] = {}
         self.everyone: ProcessGroup | None = None
         self.bits = [""] * len(order.members)

@@ -45,6 +45,7 @@ def run_generation(
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
     model.state.runtime.discard()  # what a step that was cut off left, before memory is looked at
     place = CheckpointLocation(store, job.job, on_trouble)
+    model.state.void_until = max(model.state.void_until, session.void_until)
     formed = join_generation(session, model.state, place, parts, lambda: free_bytes(model.device, job))
     if not session.trains:
         session.leave()  # before the report, after which the manager may end a VM that only hands over

@@ -31,7 +31,13 @@ class Model:
     device: torch.device
     bits_hash: str | None  # `numerics: exact`: see `fitness`
     kernels_hash: str | None  # likewise
+    seed: int
     slot: SnapshotSlot = field(default_factory=SnapshotSlot)
+
+    def tested_bits(self) -> str:
+        """What its kernels make of the sections now: another hash than before shows a faulty processor."""
+        batch = self.batches.micro_batch(0, 0)
+        return bits_hash(self.chain, self.training, batch, self.seed, self.device)
 
 
 def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
@@ -57,7 +63,7 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
         kernels = kernels_hash(chain, training, batch, device)
     else:
         state.bits = bits_hash(chain, training, batch, job.seed, device)
-    return Model(training, chain, batches, state, device, bits, kernels)
+    return Model(training, chain, batches, state, device, bits, kernels, job.seed)
 
 
 def _check_versions(job: JobSettings, recipe: Recipe) -> None:

@@ -19,6 +19,7 @@ from .generations import (
     PlanImpossible,
     PlanKept,
     StacksTaken,
+    StateCorrupted,
     StepInterrupted,
     StepMiscounted,
 )
@@ -89,6 +90,7 @@ Fact = Annotated[
     | GenerationFormed
     | GenerationStalled
     | StacksTaken
+    | StateCorrupted
     | StepMiscounted
     | GenerationClosed
     | PlanImpossible

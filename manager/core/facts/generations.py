@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from ....protocol.messages import CheckpointRef, Formed, Miscount
+from ....protocol.messages import CheckpointRef, Corruption, Formed, Miscount
 from ..alternatives import Alternative
 from .base import BaseFact
 
@@ -113,6 +113,15 @@ class StepMiscounted(BaseFact):
     fact: Literal["step_miscounted"] = "step_miscounted"
     miscount: Miscount
     worker: str  # one that told
+
+
+class StateCorrupted(BaseFact):
+    """Hosts of a section held different state. All members dropped theirs, and no state of this generation
+    or an older one counts any more; the next generation starts from the newest checkpoint."""
+
+    fact: Literal["state_corrupted"] = "state_corrupted"
+    corruption: Corruption
+    worker: str  # one that reported it
 
 
 class GenerationClosed(BaseFact):

@@ -22,6 +22,7 @@ from ..facts import (
     GenerationStalled,
     PlanImpossible,
     StacksTaken,
+    StateCorrupted,
     StepInterrupted,
     StepMiscounted,
 )
@@ -166,6 +167,14 @@ def _miscounted(state: JobState, fact: StepMiscounted) -> JobState:
     return state.changed(miscounts=state.miscounts + 1, newest_miscount=order_of_miscount(fact.miscount))
 
 
+def _corrupted(state: JobState, fact: StateCorrupted) -> JobState:
+    found, strikes = fact.corruption, state.strikes
+    for vm in sorted({vm_of(worker) for worker in found.suspects}):
+        why = f"at step {found.step}, sections {', '.join(map(str, found.sections))}"
+        strikes = strike(strikes, Kind.CORRUPT_STATE, vm, fact.at, step=found.step, why=why)
+    return state.changed(strikes=strikes, void_until=found.generation)
+
+
 def _with_closed(
     history: tuple[Generation, ...], generation: Generation, at: float, reason: str
 ) -> tuple[Generation, ...]:
@@ -226,6 +235,7 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     GenerationStalled: _stalled,
     StacksTaken: _stacks_taken,
     StepMiscounted: _miscounted,
+    StateCorrupted: _corrupted,
     GenerationClosed: _closed,
     PlanImpossible: _plan_impossible,
     CopiesChanged: _copies_changed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ....pipeline.plan import Plan
 from ....protocol.messages import Phase
 from ...core.state import JobState, vm_of, wanted_vms
 from ..runtime import Job
@@ -61,7 +62,14 @@ def notes(job: Job, now: float) -> list[str]:
     choices = state.start.other_choices(bits_hash) if state.start is not None else ""
     why_no_vm = job.observations.why_no_vm if state.active else ""
     asks_no_more = f"no more VMs are asked for now: {why_no_vm}" if why_no_vm else ""
-    found = (choices, _unused_vms(job), _beyond_use(state), asks_no_more, _few_copies(state))
+    found = (
+        choices,
+        _unused_vms(job),
+        _beyond_use(state),
+        asks_no_more,
+        _not_compared(state),
+        _few_copies(state),
+    )
     return [*not_released(job, now), *filter(None, found)]
 
 
@@ -94,6 +102,19 @@ def _beyond_use(state: JobState) -> str:
         f"max_nodes is {most}, but no plan gives more than {wanted} VMs work ({sizes}): "
         "more are not asked for"
     )
+
+
+def _not_compared(state: JobState) -> str:
+    """The note that silent corruption is not found in some sections."""
+    current = state.current
+    if current is None or current.formed is None or not state.running:
+        return ""
+    plan = Plan.from_json(current.plan)
+    num_alone = sum(len(plan.hosts(section)) == 1 for section in range(plan.num_sections))
+    if not num_alone:
+        return ""
+    which = "all" if num_alone == plan.num_sections else f"{num_alone} of {plan.num_sections}"
+    return f"{which} sections have one host: flipped bits in their state are not detected"
 
 
 def _few_copies(state: JobState) -> str:
