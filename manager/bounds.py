@@ -18,8 +18,6 @@ OF_SERVER = (
     "cloud_check_s",
     "cloud_list_s",
     "close_timeout_s",
-    "quarantine_retry_s",
-    "quarantine_longest_retry_s",
 )
 OF_STRIKES = ("first_s", "longest_s", "limit")
 """The numbers of a row of the ledger of failures that can be set: `KIND.NAME`."""
@@ -125,7 +123,8 @@ def _numbers(bounds: Timing | Leases | ServerConfig) -> dict[str, float]:
 
 def _of_strikes() -> dict[str, float]:
     """Those numbers of the table that mean anything: the others are 0 or None."""
-    numbers = ((f"{kind}.{name}", getattr(row, name)) for kind, row in TABLE.items() for name in OF_STRIKES)
+    rows = [(kind, row) for kind, row in TABLE.items() if not row.is_fixed]
+    numbers = ((f"{kind}.{name}", getattr(row, name)) for kind, row in rows for name in OF_STRIKES)
     return {name: value for name, value in numbers if value}
 
 

@@ -53,10 +53,6 @@ class ServerConfig:
     """Target for one job: agents of larger jobs report less often, but four times in a VM's lease."""
     tick_s: float = 0.25
     """How often the core gets a tick, and how often this machine is checked for dead VMs."""
-    quarantine_retry_s: float = 10.0
-    """Delay before a job that the manager failed to decide about is tried again; doubles each time."""
-    quarantine_longest_retry_s: float = 600.0
-    """The longest of these delays."""
     allow_stores: tuple[str, ...] | None = None
     """Stores that the manager's own credentials may sign for, and folders that jobs may use:
     `s3://[bucket[/prefix]]` at AWS, `az://` (Azure), `http(s)://host[:port][/bucket[/prefix]]`,

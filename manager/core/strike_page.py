@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from .strike_table import TABLE, Kind, Progress, Row
@@ -28,6 +29,8 @@ def with_table(page: str) -> str:
 def _line(kind: Kind, row: Row) -> str:
     strikes = f"{row.limit}" if row.limit is not None else "–"
     forgiven = "; ".join(progress for progress in Progress if progress in row.forgiven_by) or "nothing"
+    if row.forgotten_s < math.inf:
+        forgiven = f"none for {row.forgotten_s:g} s"
     cells = (f"`{kind}`", row.what, row.subject, _together(row), _pause(row), strikes, row.follows, forgiven)
     cells = (*cells, "journal" if row.journalled else "memory")
     return f"| {' | '.join(cells)} |"

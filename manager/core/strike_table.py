@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,11 +13,14 @@ class Kind(StrEnum):
     """What failed."""
 
     BREAK = "break"
+    COMMAND = "command"
     CORRUPT_STATE = "corrupt_state"
     CUT = "cut"
     DEATH = "death"
+    HOUSEKEEPING = "housekeeping"
     INTERNAL_ERROR = "internal_error"
     LIMITED = "limited"
+    LOCAL_REQUEST = "local_request"
     NOT_JOINED = "not_joined"
     OUTDATED = "outdated"
     PROFILE = "profile"
@@ -25,6 +29,7 @@ class Kind(StrEnum):
     REQUEST = "request"
     SLOW = "slow"
     STALL = "stall"
+    UNDECIDED = "undecided"
     UNFIT_VM = "unfit_vm"
     USER_ERROR = "user_error"
     VM_DEATH = "vm_death"
@@ -40,6 +45,7 @@ class Progress(StrEnum):
     NEWER_FORMED = "a generation that forms with a newer VM"
     NEWER_STEPPED = "a checkpoint by a generation with a newer VM"
     NEXT_STEP = "a step after the one at which it came"
+    DONE = "success"
     OWN_STEP = "a step that is committed with it"
     STEP = "a new step of the job"
     PERSON = "a person who has the job go on"
@@ -65,7 +71,9 @@ class Row:
     seen_again: bool = False  # a failure of those in the newest strike is that strike, seen again
     joint: bool = False  # ... at whichever subject: it is counted at the first one alone
     forgiven_by: frozenset[Progress] = frozenset()
+    forgotten_s: float = math.inf  # strikes are forgotten when none has come for so long
     journalled: bool = True  # else in memory only: it means nothing to the next manager
+    is_fixed: bool = False  # its numbers are no settings
 
     def pause_s(self, count: int) -> float:
         """For how long the subject is left alone after so many strikes in a row."""
@@ -221,6 +229,44 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             what="a generation of several that measures the model and its links breaks",
             limit=2,
             follows="one worker measures the rest alone",
+        ),
+        Kind.UNDECIDED: Row(
+            what="deciding about a job raises an error: the job is set aside",
+            follows="longer pauses before it is taken up again",
+            first_s=10.0,
+            longest_s=600.0,
+            forgotten_s=1200.0,
+            journalled=False,
+        ),
+        Kind.COMMAND: Row(
+            what="a call of a cloud or a store fails; up to half of each pause is left out at random",
+            subject="the command",
+            follows="longer pauses before the next attempt",
+            first_s=0.2,
+            longest_s=10.0,
+            forgiven_by=frozenset({Progress.DONE}),
+            journalled=False,
+            is_fixed=True,
+        ),
+        Kind.LOCAL_REQUEST: Row(
+            what="as `command`, for a VM on machines of one's own",
+            subject="the command",
+            follows="longer pauses before the next attempt",
+            first_s=0.2,
+            longest_s=1.0,
+            forgiven_by=frozenset({Progress.DONE}),
+            journalled=False,
+            is_fixed=True,
+        ),
+        Kind.HOUSEKEEPING: Row(
+            what="as `command`, for what no job waits for: deletions, sweeps, stored calibrations",
+            subject="the command",
+            follows="longer pauses before the next attempt",
+            first_s=0.2,
+            longest_s=300.0,
+            forgiven_by=frozenset({Progress.DONE}),
+            journalled=False,
+            is_fixed=True,
         ),
         Kind.CORRUPT_STATE: Row(
             what="the state of its worker differs from that of another host of the same section",

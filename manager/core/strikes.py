@@ -94,6 +94,8 @@ def strike(
     failure = Strikes(1, at, step, frozenset(by), why)
     if Progress.NEXT_STEP in row.forgiven_by and any(step > it.step for it in ledger.all(kind).values()):
         ledger = _without(ledger, {kind}, None)
+    if at - ledger.of(kind, subject).since > row.forgotten_s:
+        ledger = _without(ledger, {kind}, {subject})
     candidates = ledger.all(kind) if row.joint else {subject: ledger.of(kind, subject)}
     newest = max(candidates, key=lambda it: candidates[it].since, default=subject)
     count = ledger.count(kind, subject)

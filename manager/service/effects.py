@@ -27,13 +27,14 @@ from ..core.commands import (
 )
 from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState
+from ..core.strike_table import Kind
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads, told_when_slow
 from .planner.planner import Planner
 from .planning import Choose, compute_plan
 from .quarantine import Quarantined
-from .retrying import LONGEST_DELAY_S, CommandAbandoned, pauses
+from .retrying import CommandAbandoned, pauses
 from .store_commands import HOUSEKEEPING, StoreCommands
 from .tokens import TokenStore
 from .vms.renting import Renting
@@ -226,17 +227,17 @@ class Effects:
         call: Callable[[], T],
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
-        longest_delay_s: float = LONGEST_DELAY_S,
+        kind: Kind = Kind.COMMAND,
         alone: asyncio.Lock | None = None,
     ) -> T:
         """As `Persist`."""
-        waits = pauses(longest_delay_s)
+        waits = pauses(kind)
         while True:
             try:
-                kind, owner = self._thread_of(job, command)
+                calls, owner = self._thread_of(job, command)
                 async with alone or contextlib.nullcontext():
                     result = await told_when_slow(
-                        self.threads.run(kind, call, owner=owner),
+                        self.threads.run(calls, call, owner=owner),
                         self.slow_call_s,
                         lambda: self._tell_trouble(job, command, f"not done after {self.slow_call_s:g} s"),
                     )

@@ -21,6 +21,8 @@ from ..core import Decision, LastReport, Observations, Timing, decide, stop_set_
 from ..core.commands import Command
 from ..core.events import Batch, ConnectionClosed, Event, ReportReceived, StopRequested, Tick, VmTerminated
 from ..core.facts import Fact
+from ..core.strike_table import Kind
+from ..core.strikes import JOB, strike
 from .journal_text import NotReadable
 from .quarantine import Quarantine, Quarantined, quarantine_for
 from .runtime import Gathered, Job, Observation
@@ -177,13 +179,10 @@ class JobLoops:
 
     def _quarantine(self, job: Job, error: Exception) -> Quarantine:
         now = self.clock()
-        first_s, longest_s = self.config.quarantine_retry_s, self.config.quarantine_longest_retry_s
-        if job.failures and now - job.failed_at > 2 * longest_s:
-            job.failures = 0
-        wait_s = min(first_s * 2 ** min(job.failures, 30), longest_s)
-        job.failures, job.failed_at, job.dirty = job.failures + 1, now, True
-        job.quarantine = quarantine_for(error, now, now + wait_s)
-        log.error("job %s is set aside for %.0f s", job.job, wait_s, exc_info=error)
+        job.strikes, job.dirty = strike(job.strikes, Kind.UNDECIDED, JOB, now), True
+        retry_at = job.strikes.of(Kind.UNDECIDED).until(self.timing.strikes[Kind.UNDECIDED])
+        job.quarantine = quarantine_for(error, now, retry_at)
+        log.error("job %s is set aside for %.0f s", job.job, retry_at - now, exc_info=error)
         return job.quarantine
 
     async def _while_set_aside(self, job: Job, quarantine: Quarantine, event: Event) -> None:

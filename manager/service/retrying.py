@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from typing import Protocol, TypeVar
 
 from ..core.commands import Command
+from ..core.strike_table import TABLE, Kind
 
 T = TypeVar("T")
-_FIRST_DELAY_S = 0.2
-LONGEST_DELAY_S = 10.0
+LONGEST_DELAY_S = TABLE[Kind.COMMAND].longest_s
 
 
 class CommandAbandoned(Exception):
@@ -21,7 +22,7 @@ class CommandAbandoned(Exception):
 class Persist(Protocol):
     """Run `call` in a thread, and retry while it raises `temporary` and `wanted` (None: the job goes on).
 
-    Each attempt holds the lock `alone`, which is free between attempts.
+    Each attempt holds the lock `alone`, which is free between attempts. `kind`: whose pauses are kept.
     """
 
     def __call__(
@@ -31,14 +32,14 @@ class Persist(Protocol):
         call: Callable[[], T],
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
-        longest_delay_s: float = ...,
+        kind: Kind = ...,
         alone: asyncio.Lock | None = None,
     ) -> Awaitable[T]: ...
 
 
-def pauses(longest_s: float = LONGEST_DELAY_S) -> Iterator[float]:
-    """Seconds to wait after each failure, twice as long each time; up to a half is left out at random."""
-    delay_s = _FIRST_DELAY_S
-    while True:
-        yield random.uniform(delay_s / 2, delay_s)
-        delay_s = min(2 * delay_s, longest_s)
+def pauses(kind: Kind = Kind.COMMAND) -> Iterator[float]:
+    """Seconds to wait after each failure in a row, up to a half left out at random, since many commands wait
+    for one store."""
+    for failures in count(1):
+        pause_s = TABLE[kind].pause_s(failures)
+        yield random.uniform(pause_s / 2, pause_s)

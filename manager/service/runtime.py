@@ -14,6 +14,7 @@ from ..core import Observations
 from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
 from ..core.state import JobState
+from ..core.strikes import Ledger
 from .journal import StoredFact
 from .planning.ranking import Ranking
 from .quarantine import Quarantine, fold_readable
@@ -61,8 +62,7 @@ class Job:
         self.state: JobState
         self.quarantine: Quarantine | None
         self.state, self.quarantine = fold_readable(facts)
-        self.failures = 0  # decisions that failed in a row
-        self.failed_at = 0.0
+        self.strikes = Ledger()  # decisions that failed
         self.sequence = facts[-1].sequence if facts else 0
         self.observations = Observations()
         self.reports: dict[str, Report] = {}

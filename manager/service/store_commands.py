@@ -66,6 +66,7 @@ from ..core.events import (
     WeightsExported,
 )
 from ..core.state import JobState
+from ..core.strike_table import Kind
 from ..spec.start_source import StartSource
 from .retrying import Persist
 
@@ -73,7 +74,6 @@ log = logging.getLogger("makara.manager")
 T = TypeVar("T")
 
 HOUSEKEEPING = (DeleteCheckpoint, StoreCalibration, SweepStore)
-_HOUSEKEEPING_DELAY_S = 300.0
 _REFUSALS = (StoreRefused, OSError)  # OSError: this machine's disk is full, for example
 _SWEEP_PATIENCE_S = 3600.0  # the next one finds the same
 
@@ -312,7 +312,7 @@ class StoreCommands:
             lambda: call(self.open_store(job)),
             CheckpointError,
             wanted=wanted,
-            longest_delay_s=_HOUSEKEEPING_DELAY_S,
+            kind=Kind.HOUSEKEEPING,
             alone=alone,
         )
 

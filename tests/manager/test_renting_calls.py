@@ -25,6 +25,7 @@ from makara.manager.core.events import (
     VmTerminated,
 )
 from makara.manager.core.facts import RefusalKind
+from makara.manager.core.strike_table import Kind
 from makara.manager.providers import (
     NoCapacity,
     NotAllowed,
@@ -99,7 +100,7 @@ async def _persist(
     call: Callable[[], T],
     *temporary: type[Exception],
     wanted: Callable[[], bool] | None = None,
-    longest_delay_s: float = 10.0,
+    kind: Kind = Kind.COMMAND,
     alone: asyncio.Lock | None = None,
 ) -> T:
     while True:

@@ -53,6 +53,7 @@ from makara.manager.core.facts import (
     Submitted,
 )
 from makara.manager.core.fold import fold
+from makara.manager.core.strike_table import TABLE, Kind
 from makara.manager.service import store_commands
 from makara.manager.service.store_commands import StoreCommands
 from makara.manager.spec.start_source import StartSource
@@ -115,7 +116,7 @@ class World:
         call: Callable[[], T],
         *temporary: type[Exception],
         wanted: Callable[[], bool] | None = None,
-        longest_delay_s: float = 10.0,
+        kind: Kind = Kind.COMMAND,
         alone: asyncio.Lock | None = None,
     ) -> T:
         while True:
@@ -124,7 +125,7 @@ class World:
                     return call()
             except temporary as error:
                 self.trouble.append(str(error))
-                await self._sleep(longest_delay_s)
+                await self._sleep(TABLE[kind].longest_s)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from ...core.commands import ReleaseVm, RequestVm
 from ...core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
 from ...core.facts import RefusalKind
 from ...core.state import JobState
+from ...core.strike_table import Kind
 from ...core.vms import Vm
 from ...providers import (
     Ended,
@@ -150,7 +151,7 @@ class Renting:
             partial(self._create, job, attempt, boot),
             ProviderError,
             wanted=lambda: self._wants(job, attempt),
-            longest_delay_s=LONGEST_DELAY_S if is_cloud else 1.0,
+            kind=Kind.COMMAND if is_cloud else Kind.LOCAL_REQUEST,
         )
 
     def _create(self, job: str, attempt: Attempt, boot: BootConfig) -> str | ProviderError:
