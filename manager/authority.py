@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from .config import CA_FILE, ConfigError, write_private
+from .config import write_private
+from .home import CA_FILE, ConfigError
 
 log = logging.getLogger("makara.manager")
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 
-from .config import ConfigError, ServerConfig
+from .config import ServerConfig
 from .core import Timing
 from .core.orders import Leases
 from .core.strike_table import TABLE, Kind
+from .home import ConfigError
 
 OF_SERVER = (
     "store_patience_s",

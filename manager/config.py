@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import uuid
 from dataclasses import dataclass, replace
@@ -10,21 +9,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..protocol.archives import DEFAULT, BundleBounds
+from .home import DEFAULT_BUNDLE_BYTES, DEFAULT_PORT, ConfigError, is_loopback
 from .spec.store_uri import AWS, AZURE, EVERY_FOLDER, entry_faults
 
-DEFAULT_PORT = 8700
-CA_FILE = "ca.pem"  # in the home: the certificate by which clients trust this manager
-DEFAULT_BUNDLE_BYTES = 64 << 20
 _MOST_COMPRESSED = 8  # a bundle may unpack to so many times its size, if that is more than the default
-
-
-class ConfigError(ValueError):
-    """An invalid setting; the message names it and says what would be accepted."""
-
-
-def default_home() -> Path:
-    """`$MAKARA_HOME`, else `~/.makara`."""
-    return Path(os.environ.get("MAKARA_HOME") or Path.home() / ".makara").expanduser().resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,16 +134,6 @@ def _check_public_url(url: str) -> None:
         raise ConfigError(f"public_url: {url!r} is no URL of a manager; expected https://host[:port]")
     if scheme == "http" and not is_loopback(host):
         raise ConfigError(f"public_url: {url!r} is plain HTTP beyond loopback; expected https://...")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def write_private(path: Path, data: bytes) -> None:

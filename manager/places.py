@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .config import ConfigError
 from .core.state import JobState
 from .core.vms import Vm
+from .home import ConfigError
 from .providers.settings import FILE, CloudSettings
 
 _AZURE_ID = re.compile(r"/subscriptions/([^/]+)/resourceGroups/([^/]+)/", re.IGNORECASE)

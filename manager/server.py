@@ -20,7 +20,8 @@ from .boot.user_data import render
 from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
-from .config import ConfigError, ServerConfig, is_loopback, write_private
+from .config import ServerConfig, write_private
+from .home import ConfigError, is_loopback
 from .providers.opening import open_providers
 from .providers.settings import FILE as CLOUDS
 from .providers.settings import read_settings

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -70,13 +70,17 @@ def adapter(form: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(form)
 
 
-def faults_of(error: ValidationError, form: type[Any], whole: str) -> list[tuple[str, str]]:
+def faults_of(
+    error: ValidationError, form: type[Any], whole: str, belongs: Callable[[str], str | None] | None = None
+) -> list[tuple[str, str]]:
     """(field, message) for each of pydantic's errors about `form`; `whole` is the field of those of no field.
+
+    `belongs` says where an unknown key belongs that is not misspelt; None if that is not known.
 
     Unknown keys come first: of a key that is misspelt, the right one is missing as well.
     """
     errors = sorted(error.errors(), key=lambda details: details["type"] not in _UNKNOWN)
-    return [fault for details in errors for fault in _explain({**details}, form, whole)]
+    return [fault for details in errors for fault in _explain({**details}, form, whole, belongs)]
 
 
 def shown(value: object) -> str:
@@ -85,24 +89,33 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _explain(fault: Mapping[str, Any], form: type[Any], whole: str) -> Sequence[tuple[str, str]]:
+def _explain(
+    fault: Mapping[str, Any], form: type[Any], whole: str, belongs: Callable[[str], str | None] | None
+) -> Sequence[tuple[str, str]]:
     location = [part for part in fault["loc"] if part != "[key]"]  # it follows a mapping's faulty key
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     path, cause = "".join(parts).removeprefix("."), fault.get("ctx", {}).get("error")
     if isinstance(cause, FieldFaults):
         return [(f"{path}.{field}" if path else field, message) for field, message in cause.faults]
-    message = str(cause) if cause is not None else _message(fault, location, form)
+    message = str(cause) if cause is not None else _message(fault, location, form, belongs)
     return [(path or whole, message)]
 
 
-def _message(fault: Mapping[str, Any], location: Sequence[Any], form: type[Any]) -> str:
+def _message(
+    fault: Mapping[str, Any],
+    location: Sequence[Any],
+    form: type[Any],
+    belongs: Callable[[str], str | None] | None,
+) -> str:
     kind, given = str(fault["type"]), fault["input"]
     if kind == "missing":
         return "is required"
     fields = _fields_at(form, location[:-1])
     if kind in _UNKNOWN:
-        close = difflib.get_close_matches(str(location[-1]), fields, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        key = str(location[-1])
+        where = belongs(key) if belongs is not None else None
+        close = [] if where else difflib.get_close_matches(key.lower().replace("-", "_"), fields, 1)
+        hint = f"; {where}" if where else f"; did you mean {close[0]}?" if close else ""
         return f"unknown key{hint} (accepted here: {', '.join(fields)})"
     expected = _EXPECTED.get(kind, str(fault["msg"]).removeprefix("Input should be "))
     if kind == "string_pattern_mismatch" and location[-1] in fields:
@@ -112,17 +125,17 @@ def _message(fault: Mapping[str, Any], location: Sequence[Any], form: type[Any])
 
 def _fields_at(form: Any, location: Sequence[Any]) -> Mapping[str, FieldInfo]:
     """The fields of the model at `location` in a `form`; indices and keys of mappings change nothing."""
-    fields = _fields_of(form)
+    fields = fields_of(form)
     for part in location:
         if part in fields:
-            fields = _fields_of(fields[part].annotation)
+            fields = fields_of(fields[part].annotation)
     return fields
 
 
-def _fields_of(annotation: Any) -> Mapping[str, FieldInfo]:
-    """Those of the model that `annotation` is, or is a union, list or mapping of."""
+def fields_of(annotation: Any) -> Mapping[str, FieldInfo]:
+    """The fields of the model that `annotation` is, or is a union, list or mapping of."""
     own: Mapping[str, FieldInfo] | None = getattr(annotation, "__pydantic_fields__", None)
-    inner = (found for part in get_args(annotation) if (found := _fields_of(part)))
+    inner = (found for part in get_args(annotation) if (found := fields_of(part)))
     return own if own is not None else next(inner, {})
 
 

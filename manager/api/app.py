@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from ...checkpoint import StoreUnavailable
-from ..config import is_loopback
+from ..home import is_loopback
 from ..service.quarantine import Quarantined
 from ..service.service import Service
 from ..spec.job_spec import JobSpecError

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ..spec.job_file import read_job
 from ..spec.job_spec import JobSpecError
+from ..spec.paths import expanded
 from .user_code import Trial, UserCodeRefused, settings_of, try_out
 
 _EQUAL, _DIFFERS = 0, 2
@@ -51,6 +52,8 @@ def _try(options: argparse.Namespace) -> tuple[Trial, str]:
     settings: dict[str, Any] = {}
     envs: Mapping[str, str] = {}
     entrypoint, workdir = options.entrypoint, options.workdir or Path()
+    if entrypoint is not None and options.file is None and entrypoint.endswith((".yaml", ".yml")):
+        options.file, entrypoint = expanded(entrypoint), None  # as if given with -f
     if options.file is not None:
         spec, folder = read_job(options.file)
         settings, envs = settings_of(spec), spec.envs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import ssl
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -13,10 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..config import CA_FILE, ConfigError, is_loopback
+from ..home import CA_FILE, ConfigError, is_loopback
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx  # imported where it is used, so that commands without a manager do not wait for it
+
+
+_ADDRESS = "expected the address that `makara server` prints, as http://127.0.0.1:8700 or https://HOST:8700"
+_TOKEN = (
+    "give another with --token or MAKARA_TOKEN: the administrator's is in admin.token of the manager's home, "
+    "and `makara token add NAME` makes one for a user"
+)
+# What OpenSSL says of an answer that is no TLS.
+_PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "record layer failure", "wrong version number")
 
 
 def agreed(question: str) -> bool:
@@ -65,12 +75,12 @@ class Client:
         )
 
     def get(self, path: str, **query: Any) -> Any:
-        return self._call("GET", path, params={k: v for k, v in query.items() if v is not None}).json()
+        return self._answer(self._call("GET", path, params={k: v for k, v in query.items() if v is not None}))
 
     def post(self, path: str, **arguments: Any) -> Any:
         """Post; returns None if the answer is empty."""
         response = self._call("POST", path, **arguments)
-        return response.json() if response.content else None
+        return self._answer(response) if response.content else None
 
     def delete(self, path: str) -> None:
         self._call("DELETE", path)
@@ -88,7 +98,7 @@ class Client:
                     raise _refusal(response)
                 yield _events(response)
         except httpx.TransportError as error:
-            raise Unreachable(f"{self.url}: {error}") from error
+            raise Unreachable(f"{self.url}: {error}{_connection_hint(self.url, error)}") from error
 
     def close(self) -> None:
         self._http.close()
@@ -99,6 +109,12 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _answer(self, response: httpx.Response) -> Any:
+        try:
+            return response.json()
+        except ValueError:
+            raise Unreachable(f"what answers at {self.url} is no manager; {_ADDRESS}") from None
+
     def _call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         import httpx
 
@@ -107,7 +123,8 @@ class Client:
         except httpx.ReadTimeout as error:
             raise NoAnswer(f"the manager at {self.url} does not answer in time") from error
         except httpx.TransportError as error:
-            raise Unreachable(f"no manager answers at {self.url}: {error}") from error
+            hint = _connection_hint(self.url, error)
+            raise Unreachable(f"no manager answers at {self.url}: {error}{hint}") from error
         if response.status_code >= 400:
             raise _refusal(response)
         return response
@@ -130,8 +147,11 @@ def connect(options: argparse.Namespace) -> Client:
 def _check_address(url: str) -> None:
     try:
         parts = urlsplit(url)
+        _ = parts.port
     except ValueError as error:
-        raise ConfigError(f"server: {url!r} is no URL: {error}") from error
+        raise ConfigError(f"server: {url!r} is no URL: {error}; {_ADDRESS}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"server: {url!r} is no URL of a manager; {_ADDRESS}")
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ConfigError(
             f"server: {url} is plain HTTP beyond loopback, which would show your token to all on the way; "
@@ -140,6 +160,8 @@ def _check_address(url: str) -> None:
 
 
 def _trust(ca_file: Path) -> ssl.SSLContext:
+    import ssl  # here, because it takes a while and few commands need it
+
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # `SSLError` is one
@@ -174,11 +196,25 @@ def _token_of(home: Path) -> str:
         ) from None
 
 
+def _connection_hint(url: str, error: Exception) -> str:
+    """What to try, where the error tells that the address or its certificate is wrong; else nothing."""
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "; give the ca.pem of the manager's home with --ca-file or MAKARA_CA_FILE"
+    if url.startswith("https:") and any(sign in text for sign in _PLAIN_HTTP):
+        return f"; it speaks plain HTTP: --server http:{url.partition(':')[2]}"
+    if url.startswith("http:") and type(error).__name__ in ("RemoteProtocolError", "ReadError"):
+        return f"; it may speak HTTPS: --server https:{url.partition(':')[2]}"
+    return ""
+
+
 def _refusal(response: httpx.Response) -> RequestRefused:
     try:
         body: Any = response.json()
     except ValueError:
-        body = {}
+        body = {"detail": f"{response.url} answers with status {response.status_code}; {_ADDRESS}"}
+    if response.status_code == 401:
+        body = {**body, "detail": f"{body.get('detail')}; {_TOKEN}"}
     errors = [(str(e["field"]), str(e["message"])) for e in body.get("errors", [])]
     return RequestRefused(response.status_code, str(body.get("detail", response.text[:500])), errors)
 

@@ -17,13 +17,14 @@ from ...simulator.timeline import draw as draw_timeline
 from ..replay import Prices
 from ..service.planning.ranking import Ranking, rank
 from ..spec.job_file import read_job, read_spec
-from ..spec.job_spec import JobSpec, size_of
-from ..spec.paths import path
-from ..spec.reading import BadFile, positive, write_file
+from ..spec.job_spec import JobSpec
+from ..spec.reading import BadFile, write_file
 from .calibration.source import CalibrationSource, of_file, of_manager, of_this_machine
 from .client import Unreachable
+from .option_types import path, positive, size
 from .plan_text import PricedVms, report, request
 from .progress import counted
+from .suggestions import Parser
 from .warm_up import wait_for_code
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_timeline, ".json": chrome_trace}
@@ -33,9 +34,9 @@ class NoPlan(ValueError):
     """There is no plan for these VMs; the message says why."""
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def add_arguments(command: Parser) -> None:
     """The options of `makara plan`."""
-    command.add_argument("-f", "--file", type=path, required=True, help="the job file")
+    command.add_job_file()
     command.add_argument("--nodes", type=positive, metavar="N", help="VMs (default: max_nodes)")
     command.add_argument(
         "--devices-per-node", type=positive, metavar="N", help="workers on each (default: workers_per_node)"
@@ -124,14 +125,6 @@ def _measured(options: argparse.Namespace, spec: JobSpec, workdir: Path) -> Cali
         if known is not None:
             return known
     return of_this_machine(spec, workdir, options.seconds)
-
-
-def size(text: str) -> int:
-    """Parse an argument such as 16GiB into bytes."""
-    try:
-        return size_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 # ---- what is written ---------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
 from .costs.shown import usd
 
@@ -38,6 +38,8 @@ class ProgressDisplay:
     """A context manager that shows progress; pass it job views, and steps if available."""
 
     def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # `ps` needs none
+
         self._console = console
         self._waiting_since: float | None = None  # when the printed question began
         self._shown: set[int] = set()  # generations whose morph was printed

@@ -14,10 +14,11 @@ from ..replay.markets import MARKETS, trace_of
 from ..replay.picture import draw
 from ..spec.job_file import read_spec
 from ..spec.job_spec import JobSpec
-from ..spec.paths import path
 from ..spec.reading import read_file
 from .calibration.source import of_file, of_manager
 from .client import Unreachable
+from .option_types import path
+from .suggestions import Parser
 from .warm_up import wait_for_code
 
 _MARKET_HOURS = 6.0  # of a made-up market, if nobody says otherwise
@@ -41,10 +42,10 @@ _ROWS: tuple[tuple[str, Callable[[Outcome], str]], ...] = (
 )
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def add_arguments(command: Parser) -> None:
     """The options of `makara simulate`."""
     names = ", ".join(POLICIES)
-    command.add_argument("-f", "--file", type=path, required=True, help="the job file")
+    command.add_job_file()
     nodes = command.add_mutually_exclusive_group(required=True)
     nodes.add_argument("--trace", type=path, help="rows ms,add|remove,node or seconds,count")
     nodes.add_argument("--market", help=f"a made-up market: {', '.join(MARKETS)}")

@@ -7,7 +7,7 @@ import json
 
 from rich.table import Table
 
-from ..config import ConfigError
+from ..home import ConfigError
 from .client import connect
 from .show import day_and_time, print_table
 

@@ -15,6 +15,7 @@ from typing import Any
 from ...protocol.messages import JobSettings
 from ...simulator import Measurements
 from ..spec.job_spec import JobSpec
+from .entrypoint import entrypoint_fault
 
 
 class UserCodeRefused(ValueError):
@@ -52,6 +53,8 @@ def settings_of(spec: JobSpec) -> dict[str, Any]:
 
 def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: Mapping[str, str]) -> Trial:
     """Check the code in a process. Raises `UserCodeRefused` if the code ends that process."""
+    if fault := entrypoint_fault(workdir, entrypoint, envs):  # at once: the process imports torch first
+        return Trial(None, f"entrypoint {entrypoint!r}: {fault}", None, None)
     arguments = (str(workdir), entrypoint, json.dumps(settings))
     answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs)
     return Trial(answer["model"], answer["error"], answer["traceback"], answer["whole_traceback"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..config import ConfigError
+from ..home import ConfigError
 from ..providers.azure.settings import AzureSettings
 from ..providers.settings import FILE, AwsSettings, CloudSettings
 from ..spec.resources import Resources

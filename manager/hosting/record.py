@@ -17,7 +17,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ..config import CA_FILE, ConfigError, write_private
+from ..config import write_private
+from ..home import CA_FILE, ConfigError
 from ..providers.settings import FILE as CLOUDS
 from ..providers.settings import CloudSettings, read_settings
 from ..service.journal import JournalLocked, hold

@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator
 
 from ...protocol.messages import BootConfig
 from ..clock import SteadyClock
-from ..config import ConfigError, ServerConfig
+from ..config import ServerConfig
+from ..home import ConfigError
 from ..spec.placement import Attempt
 from . import Provider, ProviderError
 from .guarded import Guarded

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from ..config import DEFAULT_PORT, ConfigError
+from ..home import DEFAULT_PORT, ConfigError
 from ..spec.fields import JobSection
 from ..spec.spec_errors import WHOLE, JobSpecError, explain
 from ..spec.yaml_text import read_yaml

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...checkpoint import Store
 from ..clock import SteadyClock
-from ..config import ConfigError, ServerConfig
+from ..config import ServerConfig
 from ..core import Timing
 from ..core.commands import RequestVm
 from ..core.events import (
@@ -26,6 +26,7 @@ from ..core.events import (
     StopRequested,
 )
 from ..core.facts import Fact, Resumption
+from ..home import ConfigError
 from ..places import check_places
 from ..providers import Provider
 from ..providers.guarded import guarded

@@ -14,6 +14,7 @@ from ...protocol.messages import JobSettings, StoreConfig
 from ...simulator.validation import FieldFaults, shown
 from .environment import Variable, environment_faults
 from .fields import JobSection, Positive, Text, seconds_of, size_of, split_number
+from .other_tools import not_a_command
 from .paths import expanded
 from .resources import Resources, resource_faults
 from .spec_errors import WHOLE, JobSpecError, explain
@@ -119,13 +120,14 @@ def _about(field: str, read: Callable[..., T], *arguments: object) -> T:
 
 
 def _no_file(entrypoint: object) -> object:
-    """Raise `ValueError` if the module is written as a file name."""
+    """Raise `ValueError` for a command, and if the module is written as a file name."""
     module, _, function = entrypoint.partition(":") if isinstance(entrypoint, str) else ("", "", "")
+    if command := not_a_command(str(entrypoint)):
+        raise ValueError(command)
     if "/" in module or module.endswith(".py"):
         name = module.removeprefix("./").removesuffix(".py").strip("/").replace("/", ".")
-        raise ValueError(
-            f"{entrypoint!r} names a file; expected the module as Python imports it: {name}:{function}"
-        )
+        expected = f"{name}:{function or 'build'}"
+        raise ValueError(f"{entrypoint!r} names a file; expected the module as Python imports it: {expected}")
     return entrypoint
 
 

@@ -6,7 +6,6 @@ folder: it refuses such paths as relative.
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 
@@ -20,11 +19,3 @@ def expanded(text: str) -> Path:
             f"whole path (a folder of this name: ./{text})"
         )
     return Path(whole)
-
-
-def path(text: str) -> Path:
-    """The type of an option. Shells leave `--option=~/x` as it is. Raises `argparse.ArgumentTypeError`."""
-    try:
-        return expanded(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,8 +1,7 @@
-"""Reads a command's inputs: files, whose errors name file and line, and numbers."""
+"""Reads and writes files of a command; errors name file and line."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -33,10 +32,3 @@ def write_file(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadFile(f"{path}: cannot write it: {error.strerror}") from error
-
-
-def positive(text: str) -> int:
-    """The type of an option. Raises `argparse.ArgumentTypeError`."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive number")
-    return int(text)

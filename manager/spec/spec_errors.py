@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...simulator.source_lines import Lines
 from ...simulator.validation import faults_of
+from .other_tools import belongs
 
 WHOLE = "job file"
 """The field name of faults that concern no single key."""
@@ -49,4 +50,4 @@ def _told(field: str, message: str, line: int | None) -> str:
 
 def explain(error: ValidationError, form: type[BaseModel]) -> JobSpecError:
     """Translate pydantic's errors about `form` into our messages."""
-    return JobSpecError(faults_of(error, form, WHOLE))
+    return JobSpecError(faults_of(error, form, WHOLE, lambda key: belongs(key, form)))

@@ -15,7 +15,7 @@ from aws_stand import ADDRESS_HOUR, DISK_MONTH, SPOT
 from homes import Time, home_of
 from makara.manager.cli import main as cli
 from makara.manager.cli.clouds.down import down
-from makara.manager.config import ConfigError
+from makara.manager.home import ConfigError
 from makara.manager.service.journal import SqliteJournal
 from provider_stands import boot_of
 from provider_troubles import Trouble

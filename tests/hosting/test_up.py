@@ -20,7 +20,7 @@ from makara.manager.authority import Authority
 from makara.manager.boot.cloud_config import MOST_BYTES, TooLarge
 from makara.manager.cli import main as cli
 from makara.manager.cli.client import Unreachable, connect
-from makara.manager.config import ConfigError
+from makara.manager.home import ConfigError
 from makara.manager.hosting import launching
 from makara.manager.hosting.ending import LAG_S
 from makara.manager.hosting.record import VmRecord

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from core_script import Script
 from makara.manager.bounds import bounds_of, defaults, differing, with_bounds
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ServerConfig
 from makara.manager.core import Timing
 from makara.manager.core.commands import ComputePlan, ReleaseVm
 from makara.manager.core.events import ManagerStarted, ResumeRequested, StopRequested
@@ -28,6 +28,7 @@ from makara.manager.core.facts import (
 from makara.manager.core.fold import fold
 from makara.manager.core.orders import orders
 from makara.manager.core.strike_table import Kind
+from makara.manager.home import ConfigError
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.protocol.messages import (

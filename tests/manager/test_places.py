@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from core_script import Script, spec
 from in_service import Clock, FakeProvider
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ServerConfig
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.events import AttemptFailed, AttemptSucceeded, OffersSeen, StopRequested
 from makara.manager.core.facts import RefusalKind
+from makara.manager.home import ConfigError
 from makara.manager.places import check_places
 from makara.manager.providers import Provider
 from makara.manager.providers.settings import CloudSettings

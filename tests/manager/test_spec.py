@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from makara.checkpoint import StoreUri
 from makara.manager.spec.job_file import read_job, read_spec
-from makara.manager.spec.job_spec import JobSpecError, parse_spec, parse_yaml, resolve_uri, to_settings
+from makara.manager.spec.job_spec import (
+    JobSpec,
+    JobSpecError,
+    parse_spec,
+    parse_yaml,
+    resolve_uri,
+    to_settings,
+)
+from makara.manager.spec.other_tools import _TABLE, _paths, belongs
 from makara.manager.spec.start_source import split_step
 from makara.manager.spec.store_uri import uri_faults
+from makara.worker import Training
 
 JOB = """\
 name: gpt
@@ -270,6 +280,77 @@ def test_the_home_of_an_unknown_user_is_refused(field: str, tmp_path: Path) -> N
     with pytest.raises(JobSpecError) as caught:
         read_job(tmp_path / "job.yaml")
     assert "the home folder ~no-such-user is not known on this machine" in dict(caught.value.errors)[field]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "message"),
+    [
+        (
+            "name: gpt",
+            "name: gpt\naccelerators: A100:8",
+            "accelerators",
+            "resources.instance_type says which",
+        ),
+        (
+            "name: gpt",
+            "name: gpt\nnum_nodes: 4",
+            "num_nodes",
+            "resources.max_nodes (and resources.min_nodes)",
+        ),
+        ("name: gpt", "name: gpt\nrun: python train.py", "run", "`entrypoint` names a function that returns"),
+        ("name: gpt", "name: gpt\nmax_nodes: 4", "max_nodes", "did you mean resources.max_nodes?"),
+        ("name: gpt", "name: gpt\nenv: {A: x}", "env", "that belongs in envs"),
+        (
+            "seed: 7",
+            "learning_rate: 0.1",
+            "training.learning_rate",
+            "that belongs in the code: Training.optim",
+        ),
+        ("seed: 7", "num-train-epochs: 3", "training.num-train-epochs", "that belongs in training.steps"),
+        ("seed: 7", "bf16: true", "training.bf16", "that belongs in training.precision"),
+        (
+            "seed: 7",
+            "gradientAccumulationSteps: 3",
+            "training.gradientAccumulationSteps",
+            "leave it out: it fol",
+        ),
+        ("seed: 7", "interval: 3", "training.interval", "did you mean checkpoint.interval?"),
+        ("min_nodes: 1", "nproc_per_node: 1", "resources.nproc_per_node", "resources.workers_per_node"),
+        ("min_nodes: 1", "use-spot: true", "resources.use-spot", "did you mean use_spot?"),
+        ("keep_latest_k: 3", "output_dir: x", "checkpoint.output_dir", "that belongs in checkpoint.uri"),
+        (
+            "train:build",
+            "python train.py --lr 1",
+            "entrypoint",
+            "is a command, and none is run; expected module:",
+        ),
+        (
+            "train:build",
+            "torchrun --nproc-per-node 2 src/pretrain.py",
+            "entrypoint",
+            "for example pretrain:build",
+        ),
+        ("train:build", "train.py", "entrypoint", "expected the module as Python imports it: train:build"),
+    ],
+)
+def test_a_key_of_another_tool_or_another_section_is_told_where_it_belongs(
+    old: str, new: str, field: str, message: str
+) -> None:
+    assert old in JOB
+    with pytest.raises(JobSpecError) as caught:
+        parse_yaml(JOB.replace(old, new, 1))
+    assert message in dict(caught.value.errors)[field]
+
+
+def test_every_key_that_is_named_to_users_of_other_tools_exists() -> None:
+    own = {*_paths(JobSpec, "")}
+    for where in _TABLE.values():
+        for path in re.findall(r"(?:resources|training|parallelism|checkpoint|retry)\.\w+", where):
+            assert path in own
+        for name in re.findall(r"Training\.(\w+)", where):
+            assert name in Training.__annotations__
+    for key in own:
+        assert belongs(key.rpartition(".")[2], JobSpec) not in _TABLE.values()
 
 
 def test_all_faults_are_told_at_once() -> None:

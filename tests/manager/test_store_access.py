@@ -11,7 +11,8 @@ import httpx
 import pytest
 from http_answers import Answer, Request, answering
 from makara.checkpoint import credentials_in, inherited
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ServerConfig
+from makara.manager.home import ConfigError
 from makara.manager.spec.store_uri import AWS, AZURE, EVERY_FOLDER, covers
 from managers import Manager, job_spec, release_all
 from s3_server import S3Server

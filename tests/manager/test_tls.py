@@ -19,7 +19,8 @@ from makara.manager import server
 from makara.manager.authority import Authority, names_of
 from makara.manager.cli import main as cli
 from makara.manager.cli.client import Client, Unreachable
-from makara.manager.config import ConfigError, ServerConfig, write_private
+from makara.manager.config import ServerConfig, write_private
+from makara.manager.home import ConfigError
 from makara.protocol.messages import BootConfig
 from makara.worker.agent import agent
 from makara.worker.agent.bundles import fetch_secrets

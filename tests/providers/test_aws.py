@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import yaml
 from aws_stand import ADDRESS_HOUR, DISK_MONTH, PRICES, REGION, SPOT, TYPE, ZONES, AwsStand
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ServerConfig
 from makara.manager.core.cost import price_of
+from makara.manager.home import ConfigError
 from makara.manager.providers import (
     Ended,
     NoCapacity,

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from azure_stand import AzureCloud, user_data
 from azure_stand_in import CLIENT_SECRET
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ServerConfig
+from makara.manager.home import ConfigError
 from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
 

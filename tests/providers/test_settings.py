@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from makara.manager.boot.user_data import render
-from makara.manager.config import ConfigError, ServerConfig
+from makara.manager.config import ServerConfig
+from makara.manager.home import ConfigError
 from makara.manager.providers.opening import open_providers
 from makara.manager.providers.settings import read_settings
 

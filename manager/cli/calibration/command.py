@@ -8,9 +8,10 @@ from ....protocol.messages import JobSettings
 from ....simulator import Measurements
 from ...spec.job_file import read_job
 from ...spec.job_spec import JobSpecError, to_settings
-from ...spec.paths import expanded, path
+from ...spec.paths import expanded
 from ...spec.reading import BadFile, read_file, write_file
 from ..client import connect
+from ..option_types import path
 from ..user_code import measured_apart
 from .picture import draw
 from .table import table

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ...config import ConfigError
+from ...home import ConfigError
 from ...hosting.accounts import CloudAccount, manager_accounts, worker_accounts
 from ...hosting.ending import LAG_S, Leftover, Patience, end_all, found_in
 from ...hosting.record import UpFolder, home_above

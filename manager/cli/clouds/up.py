@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...config import CA_FILE, ConfigError
+from ...home import CA_FILE, ConfigError
 from ...hosting.accounts import account_of
 from ...hosting.ending import Patience
 from ...hosting.host_settings import Host, host_of, within_one_network

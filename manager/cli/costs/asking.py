@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ....morphing import Choice, Infeasible, choose
-from ...config import ConfigError
+from ...home import ConfigError
 from ...replay import Prices
 from ...spec.job_spec import JobSpec, JobSpecError
 from ..calibration.source import of_manager

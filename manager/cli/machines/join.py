@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from ...config import ConfigError, is_loopback
+from ...home import ConfigError, is_loopback
 
 
 def join(options: argparse.Namespace) -> NoReturn:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ...config import DEFAULT_PORT
+from ...home import DEFAULT_PORT
 from ...spec.fields import JobSection
 
 _ID = r"^/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/providers/Microsoft\."

@@ -1,0 +1,44 @@
+"""What the command line's client says about a wrong address, certificate or token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from http_answers import Answer, answering
+from makara.manager.authority import Authority, names_of
+from makara.manager.cli.client import Client, RequestRefused, Unreachable
+from makara.manager.home import ConfigError
+from tls_server import tls_server
+
+
+def told(kind: type[Exception], url: str) -> str:
+    with Client(url, "a.b") as client, pytest.raises(kind) as caught:
+        client.get("/jobs")
+    return str(caught.value)
+
+
+def test_https_to_a_server_of_plain_http_and_the_reverse_are_told_apart(tmp_path: Path) -> None:
+    with answering(lambda _: Answer(200, "{}")) as url:
+        said = told(Unreachable, url.replace("http", "https"))
+        assert said.endswith(f"it speaks plain HTTP: --server {url}")
+    with tls_server(Authority(tmp_path, names_of("127.0.0.1"))) as (host, port):
+        assert f"--server https://{host}:{port}" in told(Unreachable, f"http://{host}:{port}")
+        assert "--ca-file" in told(Unreachable, f"https://{host}:{port}")
+
+
+@pytest.mark.parametrize("url", ["localhost:8700", "127.0.0.1", "ftp://h", "http://", "http://h:x", "//h"])
+def test_what_is_no_address_of_a_manager_is_refused_with_an_example(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"as http://127\.0\.0\.1:8700 or https://HOST:8700"):
+        Client(url, "a.b")
+
+
+@pytest.mark.parametrize(("status", "kind"), [(200, Unreachable), (404, RequestRefused)])
+def test_a_server_that_is_no_manager_is_named(status: int, kind: type[Exception]) -> None:
+    with answering(lambda _: Answer(status, "<html>")) as url:
+        assert "expected the address that `makara server` prints" in told(kind, url)
+
+
+def test_a_wrong_token_is_refused_with_where_another_is() -> None:
+    with answering(lambda _: Answer(401, '{"detail": "unknown token"}')) as url:
+        assert "unknown token; give another with --token or MAKARA_TOKEN" in told(RequestRefused, url)
