@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from .facts import EndReason, Fact, GenerationClosed, VmEnded
 from .fold import apply
 from .observations import LastReport, Observations
 from .state import Incarnation, JobState, vm_of
-from .strike_table import Kind, Progress, Row
-from .strikes import JOB, NONE, Strikes, Subject, forgive_on_progress, strike
+from .strike_table import Kind
+from .striking import StrikesInDecision
 from .timing import Timing
 from .vms import Vm, VmStatus
 
@@ -41,7 +41,7 @@ class _Heard(NamedTuple):
     deaths: Sequence[tuple[Vm, WorkerReport]]
 
 
-class Context:
+class Context(StrikesInDecision):
     """The workplace of the rules while one event is decided. `fact` applies at once; later rules see it."""
 
     def __init__(self, state: JobState, observations: Observations, event: Event, timing: Timing) -> None:
@@ -249,46 +249,6 @@ class Context:
     def is_away(self, incarnation: Incarnation) -> bool:
         """Whether the worker is dead, or its VM is not heard."""
         return vm_of(incarnation.worker) in self.observations.unheard or self.is_dead(incarnation)
-
-    def strikes(self, kind: Kind, subject: Subject = JOB) -> Strikes:
-        """The strikes in a row; `NONE` once a step was made that forgives them."""
-        ledger = self.state.strikes if self.row(kind).journalled else self.observations.strikes
-        strikes, by_step = ledger.of(kind, subject), Progress.NEXT_STEP in self.row(kind).forgiven_by
-        return NONE if by_step and self.observations.newest_step > strikes.step else strikes
-
-    def row(self, kind: Kind) -> Row:
-        """What follows from strikes of this kind."""
-        return self.timing.strikes[kind]
-
-    def is_reached(self, kind: Kind, subject: Subject = JOB) -> bool:
-        """Whether there were as many strikes in a row as have a consequence."""
-        return self.row(kind).is_reached(self.strikes(kind, subject).count)
-
-    def is_paused(self, kind: Kind, subject: Subject = JOB) -> bool:
-        """Whether the subject is left alone for now.
-
-        A strike later than now, by a clock that was set back, counts from when this manager began.
-        """
-        strikes = self.strikes(kind, subject)
-        since = strikes.since if strikes.since <= self.now else self.observations.started_at
-        return self.now - since < self.row(kind).pause_s(strikes.count)
-
-    def strike(
-        self,
-        kind: Kind,
-        subject: Subject = JOB,
-        *,
-        by: Iterable[Hashable] = (),
-    ) -> Strikes:
-        """Count one more failure of a kind that is in memory only; returns the strikes in a row."""
-        ledger, step = self.observations.strikes, self.observations.newest_step
-        ledger = strike(ledger, kind, subject, self.now, by=by, step=step)
-        self.note(strikes=ledger)
-        return ledger.of(kind, subject)
-
-    def forgive(self, progress: Progress, subjects: Collection[Subject]) -> None:
-        """Forget the strikes in memory that `progress` of these subjects makes up for."""
-        self.note(strikes=forgive_on_progress(self.observations.strikes, progress, subjects))
 
     def is_left_out(self, incarnation: Incarnation) -> bool:
         """Whether plans do without the worker for a while."""

@@ -1,4 +1,8 @@
-"""The kinds of failures that are counted: for each what a strike is, what follows, and what forgives."""
+"""The kinds of failures that are counted: for each what a strike is, what follows, and what forgives.
+
+A new kind needs a row here, a `strike` where the fact about it is folded (`Context.strike` if it is in memory
+only), and a rule that does what `follows`.
+"""
 
 from __future__ import annotations
 
