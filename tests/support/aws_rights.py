@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-import boto3
 from aws_stand import REGION, Aws
+from makara.manager.providers.aws.sessions import new_session
 from moto.core.exceptions import AccessDeniedError
 from moto.iam.access_control import IAMRequest
 from moto.iam.models import iam_backends
@@ -28,7 +28,11 @@ class Rights:
         self._backend = iam_backends[aws.account]["aws"]
         self._backend.create_user(REGION, _USER)
         key = self._backend.create_access_key(_USER)
-        self.session = boto3.Session(key.access_key_id, key.secret_access_key, region_name=REGION)
+        self.session = new_session(
+            aws_access_key_id=key.access_key_id,
+            aws_secret_access_key=key.secret_access_key,
+            region_name=REGION,
+        )
         aws.allows = self._allows
 
     def grant(self, actions: Iterable[str]) -> None:

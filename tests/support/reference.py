@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from makara.model.data import Batches
 from makara.model.errors import RecipeMismatch
-from makara.model.partition.partition import split
+from makara.model.partition.partition import Sections, split
 from makara.model.precision import Precision
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
@@ -55,6 +55,33 @@ def run_reference(
     if graph_hash is not None and traced.graph_hash != graph_hash:
         raise RecipeMismatch(f"graph_hash: traced {traced.graph_hash}, the recipe says {graph_hash}")
     chain = split(traced, cuts)
+    return run_sections(
+        chain,
+        training,
+        microbatch_size=microbatch_size,
+        num_micro_batches=num_micro_batches,
+        steps=steps,
+        seed=seed,
+        numerics=numerics,
+        device=device,
+        on_step=on_step,
+    )
+
+
+def run_sections(
+    chain: Sections,
+    training: Training,
+    *,
+    microbatch_size: int,
+    num_micro_batches: int,
+    steps: int,
+    seed: int,
+    numerics: Literal["exact", "fast"],
+    device: torch.device | str,
+    on_step: OnStep | None = None,
+) -> tuple[list[float], dict[str, Tensor]]:
+    """The same, of sections that this process has already, with torch configured."""
+    traced = chain.traced
     batches = Batches(training.dataset(), seed, microbatch_size * num_micro_batches, microbatch_size)
     runtime = whole_runtime(chain, training, seed, device)
     sums = new_sum(chain, chain.trainable_names, num_micro_batches, numerics, device)

@@ -23,7 +23,7 @@ from makara.worker.execution.state import ModelState
 from makara.worker.execution.stepper import Stepper
 from makara.worker.recovery.joining import CheckpointLocation, join_generation
 from makara.worker.sections.ranges import RangeRuntime
-from reference import native_device, run_reference
+from reference import native_device, run_sections
 from shapes import Question
 from torch import Tensor, nn
 
@@ -57,16 +57,14 @@ def run_rank(
 
 
 def run_reference_process(question: Question, training: Training, chain: Sections, path: Path) -> None:
-    losses, state = run_reference(
+    losses, state = run_sections(
+        chain,
         training,
         microbatch_size=question.microbatch_size,
         num_micro_batches=question.num_micro_batches,
-        cuts=chain.cuts,
         steps=question.steps,
         seed=question.seed,
         numerics=question.numerics,
-        precision=question.precision,
-        graph_hash=chain.traced.graph_hash,
         device=native_device(),
     )
     _leave(path, losses, state)

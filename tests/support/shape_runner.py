@@ -4,6 +4,7 @@ in each. Run as a script."""
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import sys
@@ -15,7 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
+import frozen_models  # noqa: F401
+import models
 import torch
+import user_models
 from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
@@ -32,6 +36,11 @@ _HANGS_S = 900.0  # then a process prints where its threads are, and ends
 
 def main() -> None:
     torch.set_num_threads(1)
+    # Imported once for all forks: torch.export, and the libraries of the models.
+    trace(models.untied_mlp(), 1)
+    for build in user_models.ZOO.values():
+        build(0.1)
+    gc.freeze()  # as `makara.worker.start` does
     # Only this process answers; whatever the models print goes to the log.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -57,6 +66,7 @@ def _answer(folder: Path) -> None:
     configure_torch(1, question.numerics)
     traced = trace(training, question.microbatch_size, question.seed, question.precision)
     chain = split(traced, choose_cuts(traced, question.num_sections))
+    gc.freeze()
     _alone()
     yardsticks: dict[str, Callable[[Path], None]] = {
         REFERENCE: partial(run_reference_process, question, training, chain),

@@ -9,13 +9,13 @@ import boto3
 import botocore.session
 
 
-def new_session() -> boto3.Session:
-    """A session with the credentials and the profile of this process's environment. Raises botocore's
-    `ProfileNotFound`."""
+def new_session(**given: str) -> boto3.Session:
+    """A session with what is given, under `boto3.Session`'s names, else with the credentials and the profile
+    of this process's environment. Raises botocore's `ProfileNotFound`."""
     core = botocore.session.get_session()
     core.get_scoped_config()  # looks the profile up
     core.register_component("data_loader", _service_models())
-    return boto3.Session(botocore_session=core)
+    return boto3.Session(botocore_session=core, **given)
 
 
 @functools.cache
