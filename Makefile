@@ -53,13 +53,17 @@ bench: setup
 
 setup: $(VENV)/.complete
 
+# pip would compile 15,000 modules on one core; compileall takes all.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+
 # torch goes first and by itself: with no torch installed, a range would take the newest build with all of CUDA.
 $(VENV)/.complete: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Makara needs Python 3.11 or newer; try: make PYTHON=python3.12")'
 	@echo "installing torch and what else Makara needs into $(VENV): a minute or two"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # a file or two are for newer versions of Python
 	touch $@
 
 # What tests of az:// run against, with the node that comes with the type checker: 190 MB, for tests alone.
