@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..pipeline import Plan, Schedule, grid
-from .copies import demands
+from .copies import copies_in_grid, demands
 from .infeasible import degrees_impossible, nothing_fits
 from .placement import Slot
 from .request import Candidate, Choice, Infeasible, Request
@@ -18,6 +18,8 @@ from .unequal_search import unequal
 
 _AS_FAST = 1.01  # what is simpler is taken if the predicted step is at most 1 % longer: a narrower window,
 # whole backwards, a grid
+_SURELY_AS_FAST = 1.05  # a plan that one death sends back to a checkpoint must be faster by this, beyond what
+# deaths cost: predictions are wrong by up to 3 % each (docs/predictions.md), the rate of deaths is a guess
 _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); a window of P would not absorb jitter
 _TRIES = 3  # stop trying other D for a P after this many in a row that are not better
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
@@ -26,7 +28,8 @@ _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bou
 def choose(request: Request) -> Choice | Infeasible:
     """Choose the plan with the least expected time per step, or say why there is none.
 
-    That is the predicted time, and what deaths are expected to cost meanwhile (`Request.risk`).
+    That is the predicted time, and what deaths are expected to cost meanwhile (`Request.risk`). Where deaths
+    are weighed, a plan with a section on one VM alone is taken only where it costs 5 % less than all others.
 
     P runs over 1..min(K, G), and D over the useful values up to G // P and N. Stages are balanced by measured
     time among those that fit the memory of the workers used; less so where that lets more micro-batches be in
@@ -52,11 +55,10 @@ def choose(request: Request) -> Choice | Infeasible:
             best = sweep.placed(sweep.narrowed(best))
             names = tuple(slot.worker for slot in best.placed)
             choice = Choice(best.plan, names, best.predicted_s, best.candidate)
-            for other in unequal(sweep.options, best.cost_s / _AS_FAST):
+            for other in unequal(sweep.options, sweep.cost_s(best.candidate) / _AS_FAST):
                 looked_at.append(other.candidate)
-                if other.candidate.rejected is None and _cost_s(other.candidate) * _AS_FAST < _cost_s(
-                    choice.candidate
-                ):
+                less = sweep.cost_s(other.candidate) * _AS_FAST < sweep.cost_s(choice.candidate)
+                if other.candidate.rejected is None and less:
                     choice = other
             looked_at.sort(key=_order)
             return replace(choice, candidates=tuple(looked_at))
@@ -89,16 +91,6 @@ class _Found:
     def predicted_s(self) -> float:
         assert self.candidate.predicted_s is not None, "what is found was played"
         return self.candidate.predicted_s
-
-    @property
-    def cost_s(self) -> float:
-        return _cost_s(self.candidate)
-
-    @property
-    def rank(self) -> tuple[float, int, int, bool, bool]:
-        row = self.candidate
-        slow = row.slow_stage is not None
-        return self.cost_s, row.used, row.pipeline_parallel_degree, row.recompute, slow
 
 
 class _Sweep:
@@ -164,24 +156,44 @@ class _Sweep:
                 predicted_s=step.time_s,
                 pipeline_s=step.pipeline_s,
                 lost=self._lost(candidate, placed, step.time_s),
+                copies=self._copies(candidate, placed),
             )
             self._looked_at[self._looked_at.index(candidate)] = found
             candidate = found
         return _Found(best.option, best.plan, candidate, placed)
 
+    def cost_s(self, row: Candidate) -> float:
+        """What is compared: a step's predicted time with what deaths cost, times how much faster such a plan
+        must be."""
+        assert row.predicted_s is not None, "what is compared was simulated"
+        return row.predicted_s * (1.0 + row.lost) * self._handicap(row)
+
+    def _handicap(self, row: Candidate) -> float:
+        alone = self._request.risk is not None and row.copies == 1
+        return (_AS_FAST if row.halves else 1.0) * (_SURELY_AS_FAST if alone else 1.0)
+
+    def _rank(self, found: _Found) -> tuple[float, int, int, bool, bool]:
+        row = found.candidate
+        slow = row.slow_stage is not None
+        return self.cost_s(row), row.used, row.pipeline_parallel_degree, row.recompute, slow
+
     def _others(self) -> Iterator[tuple[float, int, int]]:
         """(least seconds, P, D) of every shape that could still beat the best."""
         assert self._best is not None, "there is something to beat"
+        best_s = self.cost_s(self._best.candidate)
         for depth in self.options.depths:
-            for replicas, step_s in self.options.every_useful(depth, self._best.cost_s):
+            for replicas, step_s in self.options.every_useful(depth, best_s):
                 cost_s = step_s * (1.0 + self._least_lost(depth, replicas, step_s))
-                if cost_s <= self._best.cost_s:
+                if cost_s <= best_s:
                     yield cost_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
         """Simulate the options in the order of their bounds; `noted`: record those not simulated as well."""
         for option in sorted(options, key=self._least_cost_s):
-            if self._best is not None and self._least_cost_s(option) > self._best.cost_s * _ROUNDING:
+            if (
+                self._best is not None
+                and self._least_cost_s(option) > self.cost_s(self._best.candidate) * _ROUNDING
+            ):
                 if noted:
                     why = f"its work alone takes {option.least_s:.3g} s"
                     why += f", the best plan {self._best.predicted_s:.3g} s"
@@ -189,7 +201,9 @@ class _Sweep:
                 continue
             found = self._play(option, option.candidate.window)
             self._looked_at.append(found.candidate)
-            if found.candidate.rejected is None and (self._best is None or found.rank < self._best.rank):
+            if found.candidate.rejected is None and (
+                self._best is None or self._rank(found) < self._rank(self._best)
+            ):
                 self._best = found
 
     def _play(self, option: Option, window: int | None) -> _Found:
@@ -221,13 +235,16 @@ class _Sweep:
         peak = max(step.peak_bytes)
         short = peak > option.capacity
         why = f"it needs {megabytes(peak)}, the workers have {megabytes(option.capacity)}" if short else None
-        lost = self._lost(candidate, slots, step.time_s)
-        return _Found(option, plan, replace(candidate.with_step(step), rejected=why, lost=lost))
+        lost, copies = self._lost(candidate, slots, step.time_s), self._copies(candidate, slots)
+        return _Found(
+            option, plan, replace(candidate.with_step(step), rejected=why, lost=lost, copies=copies)
+        )
 
     def _least_cost_s(self, option: Option) -> float:
         row = option.candidate
         least_lost = self._least_lost(row.pipeline_parallel_degree, row.data_parallel_degree, option.least_s)
-        return option.least_s * (1.0 + least_lost) * _handicap(row)
+        at_least = replace(row, copies=1 if row.data_parallel_degree == 1 else None)
+        return option.least_s * (1.0 + least_lost) * self._handicap(at_least)
 
     def _lost(self, row: Candidate, slots: Sequence[Slot] | None, step_s: float) -> float:
         """What deaths cost a grid on these workers (see `Candidate.lost`)."""
@@ -236,6 +253,11 @@ class _Sweep:
             return self._least_lost(depth, row.data_parallel_degree, step_s)
         hosts = [frozenset(slot.vm for slot in slots[stage::depth]) for stage in range(depth)]
         return self._request.risk.lost_with(hosts, self._num_vms, step_s)
+
+    def _copies(self, row: Candidate, slots: Sequence[Slot] | None) -> int:
+        if slots is None:  # each on a VM of its own
+            return row.data_parallel_degree
+        return copies_in_grid(slots, row.pipeline_parallel_degree)
 
     def _least_lost(self, depth: int, replicas: int, step_s: float) -> float:
         """Of a grid whose workers are not placed: exact if no two share a VM, else not looked at."""
@@ -252,17 +274,6 @@ class _Sweep:
         if self.options.apart and roster.fastest == roster.slowdown(used) == 1.0:
             return None
         return self.options.placed(used, option.split, keeping=False)
-
-
-def _cost_s(row: Candidate) -> float:
-    """What is compared: a step's predicted time with what deaths cost, and 1 % more if its backwards are
-    halves."""
-    assert row.predicted_s is not None, "what is compared was simulated"
-    return row.predicted_s * (1.0 + row.lost) * _handicap(row)
-
-
-def _handicap(row: Candidate) -> float:
-    return _AS_FAST if row.halves else 1.0
 
 
 def _order(row: Candidate) -> tuple[int, int, bool, bool, bool, int]:

@@ -103,6 +103,8 @@ class Candidate:
     """The stage that the slow workers take, with fewer sections; None: they take any, or are left out."""
     lost: float = 0.0
     """Seconds lost to deaths after which no host of some section is left, for each second of steps."""
+    copies: int | None = None
+    """The number of VMs that host the section with the fewest; None: not looked at."""
     missing: int = 0
     """Workers of the grid that are gone, whose micro-batches their peers take (see `reroute`)."""
     pipelines: tuple[int, ...] = ()

@@ -116,6 +116,7 @@ def played(options: Options, combination: Combination, mode: Mode) -> Choice | N
         halves=mode.halves,
         window=plan.window,
         lost=lost,
+        copies=copies,
         rejected=too_few(copies, options.copies) if copies < options.copies else None,
         pipelines=tuple(sum(stage.width for stage in one.stages) for one in combination.templates),
     )

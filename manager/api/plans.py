@@ -13,6 +13,7 @@ from ...pipeline import Plan
 from ..core import worth
 from ..core.slots import slot_of
 from ..core.state import Generation
+from ..service.planning.deaths import after_a_death
 from ..service.planning.ranking import Ranking, rank
 from ..service.planning.requests import request_of
 from ..service.runtime import Job
@@ -50,7 +51,8 @@ class PlanRow(BaseModel):
 
 class PlanView(BaseModel):
     """The running plan, and the ranking for the current workers; the first row is the planner's choice, `why`
-    explains it. `no_plan` names depths without a plan; `num_slower` counts those slower than all rows."""
+    explains it. `after_a_death`: what the death of a VM costs the running plan; empty if its steps were not
+    predicted. `no_plan` names depths without a plan; `num_slower` counts those slower than all rows."""
 
     generation: int
     shape: str
@@ -65,6 +67,7 @@ class PlanView(BaseModel):
     num_slower: int
     no_plan: dict[int, str]
     why: str
+    after_a_death: str
 
 
 @router.get("/jobs/{job}/plan")
@@ -75,7 +78,7 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
         raise HTTPException(404, f"plan: job {job.job} runs no plan")
     service = service_of(request)
     plan, question = Plan.from_json(current.plan), _question(job, service)
-    ranking = await _ranked(service.threads, job, question)
+    ranking, after_death = await _explained(service.threads, job, question, current)
     return PlanView(
         generation=current.number,
         shape=current.shape,
@@ -90,6 +93,7 @@ async def plan(job: AskedJob, request: Request) -> PlanView:
         num_slower=0 if isinstance(ranking, Infeasible) else ranking.num_slower,
         no_plan={} if isinstance(ranking, Infeasible) else dict(ranking.refused),
         why=ranking.reason if isinstance(ranking, Infeasible) else ranking.why,
+        after_a_death=after_death,
     )
 
 
@@ -103,13 +107,24 @@ def _question(runtime: Job, service: Service) -> Question:
     return request_of(state, workers, current.number, risk)
 
 
-async def _ranked(threads: Threads, runtime: Job, question: Question) -> Ranking | Infeasible:
-    """Rank in a thread, as it takes a sweep for each P; cached by all that it depends on."""
-    key = (question.calibration, tuple(question.workers), question.risk)
+async def _explained(
+    threads: Threads, runtime: Job, question: Question, current: Generation
+) -> tuple[Ranking | Infeasible, str]:
+    """The ranking, and what a death costs the running plan. Found in a thread, as it takes a sweep for each
+    P; cached by all that it depends on."""
+    key = (question.calibration, tuple(question.workers), question.risk, current.number)
     async with runtime.ranking_lock:
         if runtime.ranking is None or runtime.ranking[0] != key:
-            runtime.ranking = key, await threads.run(CallKind.RANKING, rank, question, _MOST_ROWS)
+            runtime.ranking = key, await threads.run(CallKind.RANKING, _explain, question, current)
         return runtime.ranking[1]
+
+
+def _explain(question: Question, current: Generation) -> tuple[Ranking | Infeasible, str]:
+    ranking = rank(question, _MOST_ROWS)
+    if current.predicted_s is None:
+        return ranking, ""
+    workers = [worker for worker, _ in current.incarnations]
+    return ranking, after_a_death(question, Plan.from_json(current.plan), workers, current.predicted_s)
 
 
 def _rows(

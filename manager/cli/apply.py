@@ -22,7 +22,7 @@ from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import other_weights
 from .bundle import pack
 from .check import summary
-from .client import Client, NoAnswer, Unreachable, connect
+from .client import Client, NoAnswer, RequestRefused, Unreachable, connect
 from .costs.asking import check_somebody_answers, is_wanted
 from .progress import ProgressDisplay, ways_on
 from .resume import values_of
@@ -216,12 +216,21 @@ def _watch(client: Client, job: str) -> dict[str, Any]:
     with ProgressDisplay(Console(highlight=False)) as display:
         for event, data in _events(client, job):
             if event == "status":
-                display.show(data)
+                if display.show(data) and data["status"] not in _ENDED:
+                    display.tell(_after_a_death(client, data["job"]))
                 if data["status"] in _ENDED:
                     return data
             elif event == "step":
                 display.show_step(data)
     raise AssertionError("the events of a job go on until it has ended")
+
+
+def _after_a_death(client: Client, job: str) -> str:
+    """What the death of a VM costs the running plan, in a sentence; empty if no answer says it."""
+    try:
+        return client.get(f"/jobs/{job}/plan").get("after_a_death", "")
+    except (RequestRefused, Unreachable):
+        return ""  # no plan runs any more, or the manager is away, which following the job deals with
 
 
 def _watch_json(client: Client, job: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ...simulator import Calibration, simulate
 from ...simulator.timeline import Timeline, chrome_trace, timeline_of
 from ...simulator.timeline import draw as draw_timeline
 from ..replay import Prices
+from ..service.planning.deaths import after_a_death
 from ..service.planning.ranking import Ranking, rank
 from ..spec.job_file import read_job, read_spec
 from ..spec.job_spec import JobSpec
@@ -87,15 +88,18 @@ def plan(options: argparse.Namespace) -> int:
             print(line)
     print(f"planning for {counted(cluster.num_vms, 'VM')} ...", file=sys.stderr)
     wait_for_code()
-    ranking = rank(request(spec, calibration, cluster), options.rows)
+    question = request(spec, calibration, cluster)
+    ranking = rank(question, options.rows)
     if isinstance(ranking, Infeasible):
         raise NoPlan(f"there is no plan for {cluster.num_vms} VMs: {ranking.reason}")
     if timeline is not None and writer is not None:
         write_file(timeline, writer(_timeline(spec, calibration, cluster, ranking)))
+    choice = ranking.choice
+    after_death = after_a_death(question, choice.plan, choice.workers, choice.predicted_s)
     if options.json:
-        print(json.dumps(_json(spec, model, source, cluster, ranking)))
+        print(json.dumps({**_json(spec, model, source, cluster, ranking), "after_a_death": after_death}))
         return 0
-    for line in report(ranking, spec, calibration, cluster, source.where):
+    for line in report(ranking, spec, calibration, cluster, source.where, after_death):
         print(line)
     if timeline is not None:
         print(f"timeline: {timeline}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...morphing import Candidate, Request, Slot
+from ...morphing import Candidate, Request, Risk, Slot
 from ...simulator import Calibration
 from ...simulator.units import seconds, size
+from ..core.timing import Timing
+from ..core.worth import first_risk
 from ..replay import Prices
 from ..service.planning.ranking import Ranking
 from ..service.planning.requests import request_for
@@ -46,11 +48,17 @@ def request(spec: JobSpec, calibration: Calibration, cluster: PricedVms) -> Requ
         for vm in range(cluster.num_vms)
         for index in range(cluster.workers_per_vm)
     ]
-    return request_for(spec, calibration, workers)
+    risk = first_risk(spec, Timing())
+    return replace(request_for(spec, calibration, workers), risk=Risk(**risk.model_dump()))
 
 
 def report(
-    ranking: Ranking, spec: JobSpec, calibration: Calibration, cluster: PricedVms, where: str
+    ranking: Ranking,
+    spec: JobSpec,
+    calibration: Calibration,
+    cluster: PricedVms,
+    where: str,
+    after_death: str,
 ) -> Iterable[str]:
     """The table, the reason, the price and the assumptions, line by line."""
     yield from aligned(_cells(ranking.rows, spec, cluster))
@@ -58,6 +66,7 @@ def report(
         yield f"({ranking.num_slower} slower ones are not shown; --rows)"
     yield ""
     yield ranking.why
+    yield after_death
     if (cost := _cost(cluster)) is not None:
         yield cost
     yield ""

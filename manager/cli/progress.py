@@ -42,6 +42,7 @@ class ProgressDisplay:
 
         self._console = console
         self._waiting_since: float | None = None  # when the printed question began
+        self._told = ""
         self._shown: set[int] = set()  # generations whose morph was printed
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -63,8 +64,8 @@ class ProgressDisplay:
     ) -> None:
         self._progress.stop()
 
-    def show(self, view: dict[str, Any]) -> None:
-        """Show a job's view, and print new morphs whose first step is done."""
+    def show(self, view: dict[str, Any]) -> bool:
+        """Show a job's view, and print new morphs whose first step is done; returns whether there are any."""
         view = completed(view)
         self._progress.update(
             self._task,
@@ -81,10 +82,21 @@ class ProgressDisplay:
             for line in (view["reason"], *answers(view)):
                 self._console.print(line, markup=False, soft_wrap=True)
         self._waiting_since = since
-        for morph in view["morphs"]:
-            if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown:
-                self._shown.add(morph["generation"])
-                self._console.print(describe_morph(morph), markup=False, soft_wrap=True)
+        new = [
+            morph
+            for morph in view["morphs"]
+            if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown
+        ]
+        for morph in new:
+            self._shown.add(morph["generation"])
+            self._console.print(describe_morph(morph), markup=False, soft_wrap=True)
+        return bool(new)
+
+    def tell(self, line: str) -> None:
+        """Print a line about the plan that runs, unless it was the last such line."""
+        if line and line != self._told:
+            self._told = line
+            self._console.print(line, markup=False, soft_wrap=True)
 
     def show_step(self, step: dict[str, Any]) -> None:
         self._progress.update(self._task, completed=step["step"], loss=_loss(step))

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Set
 
 from ...protocol.messages import Formed
+from ..spec.job_spec import JobSpec
 from .commands import DeathRisk
 from .context import Context
 from .state import Generation, JobState, staying_vms
@@ -100,6 +101,11 @@ def risk(state: JobState, now: float, timing: Timing) -> DeathRisk:
         redo_steps=((checkpoint.interval_steps or 0) + 1) / 2,
         form_s=coarse(change_s(state, timing)),
     )
+
+
+def first_risk(spec: JobSpec, timing: Timing) -> DeathRisk:
+    """What the first plan of a job is weighed with, before anything is known of its VMs."""
+    return risk(JobState(spec=spec), 0.0, timing)
 
 
 def coarse(value: float) -> float:

@@ -257,7 +257,7 @@ async function explain() {
   try {
     const plan = await call("GET", `/api/v1/jobs/${encodeURIComponent(job.job)}/plan`);
     if (mine !== visit || explained !== wanted) return;
-    at("why-text").textContent = plan.why;
+    at("why-text").textContent = [plan.why, plan.after_a_death].filter(Boolean).join(" ");
     at("why-plans").replaceChildren(planTable(plan.rows));
   } catch (error) {
     if (mine === visit) at("why-text").textContent = error.message; // asked again when it is opened again

@@ -80,7 +80,8 @@ class Job:
         self.rests_until = 0.0  # observations are gathered until then; monotonic seconds
         self.next_tick = 0.0  # monotonic seconds
         self.dirty = False  # whether views changed since the last snapshot
-        self.ranking: tuple[Hashable, Ranking | Infeasible] | None = None  # the last one shown, and of what
+        # The ranking shown last, with what a death costs the plan that ran then; and what they depend on.
+        self.ranking: tuple[Hashable, tuple[Ranking | Infeasible, str]] | None = None
         self.ranking_lock = asyncio.Lock()
 
     @property

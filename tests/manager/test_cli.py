@@ -518,3 +518,11 @@ def test_jobs_of_a_manager_that_is_older_are_shown(
         assert f"j  {status}" in capsys.readouterr().out
         with ProgressDisplay(Console(file=io.StringIO())) as display:
             display.show(older.get("/jobs/j"))
+
+
+def test_a_line_about_the_running_plan_is_printed_when_it_changes() -> None:
+    shown = io.StringIO()
+    with ProgressDisplay(Console(file=shown)) as display:
+        for line in ("a death costs 5 s", "a death costs 5 s", "", "a death costs 30 s"):
+            display.tell(line)
+    assert [line.count("5 s") for line in shown.getvalue().splitlines() if "death" in line] == [1, 0]

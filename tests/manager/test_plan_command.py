@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,8 +13,10 @@ from calibrations import uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.manager.cli import main as cli
+from makara.manager.service.planning.deaths import after_a_death
 from makara.manager.service.planning.ranking import Ranking, rank
-from makara.morphing import Infeasible, Request, Risk, Slot, choose
+from makara.morphing import Choice, Infeasible, Request, Risk, Slot, choose
+from makara.pipeline import Range, grid
 from makara.simulator import Link, simulate
 
 JOB = """\
@@ -50,7 +53,8 @@ def test_plans_are_ranked_with_their_time_workers_memory_and_price(
 ) -> None:
     found = answer(job, capsys, "--nodes", 8, "--spot-price", 0.5, "--on-demand-price", 2)
     rows = found["rows"]
-    assert [row["predicted_s"] for row in rows] == sorted(row["predicted_s"] for row in rows)
+    costs = [row["predicted_s"] * (1 + row["lost"]) for row in rows]
+    assert costs == sorted(costs)
     assert [row["pipeline_parallel_degree"] for row in rows] != []
     assert sorted(row["pipeline_parallel_degree"] for row in rows) == [1, 2, 3, 4, 5, 6]
     for row in rows:
@@ -261,6 +265,96 @@ def test_a_network_that_is_slow_for_sums_is_the_reason_that_is_told() -> None:
     assert "; it uses 1 of the 2 workers, not 2." in ranking.why
     assert "because sums, commit and update after its pipelines take" in ranking.why
     assert "though its busiest worker computes" in ranking.why
+
+
+# As the manager weighs the first plan of a job with checkpoints every 20 steps.
+AT_FIRST = Risk(losses_per_s=1 / 3600, mean_size=2.0, redo_s=5.0, redo_steps=10.5, form_s=5.0)
+
+
+def tiny(num_micro_batches: int, num_vms: int = 3, risk: Risk | None = AT_FIRST) -> Request:
+    s = 0.001
+    times = {"forward_s": s, "backward_s": 2 * s, "input_s": s, "weight_s": s, "optimizer_s": s / 2}
+    return Request(
+        calibration=uniform(9, **{name: (each,) * 9 for name, each in times.items()}),
+        num_sections=9,
+        num_micro_batches=num_micro_batches,
+        workers=[Slot(f"{n}.0", f"{n}", 10_000) for n in range(num_vms)],
+        generation=1,
+        risk=risk,
+    )
+
+
+def told_of_a_death(question: Request) -> str:
+    choice = choose(question)
+    assert isinstance(choice, Choice)
+    return after_a_death(question, choice.plan, choice.workers, choice.predicted_s)
+
+
+def test_a_plan_with_copies_says_that_the_others_go_on_after_a_death() -> None:
+    assert told_of_a_death(tiny(32)) == (
+        "If a VM dies, the others go on from what they hold, after about 5.1 s."
+    )
+
+
+def test_a_plan_without_copies_says_what_a_death_costs_and_what_avoiding_it_costs() -> None:
+    told = told_of_a_death(tiny(16))
+    assert told.startswith(
+        "If a VM dies, the job returns to the newest checkpoint: about 6.6 s on average, with up to 20 steps "
+        "done again; "
+    )
+    fast, safe = choose(tiny(16)), choose(replace(tiny(16), tolerated_failures=1))
+    assert isinstance(fast, Choice)
+    assert isinstance(safe, Choice)
+    speed = 100 * fast.predicted_s / safe.predicted_s
+    assert told.endswith(
+        f"resilience.tolerated_failures: 1 avoids that at {speed:.0f} % of the speed, as 1x3."
+    )
+
+
+def test_where_no_plan_has_copies_that_is_said_of_a_death() -> None:
+    assert told_of_a_death(tiny(16, num_vms=1)).endswith(
+        "no plan for these VMs and this job file avoids that."
+    )
+
+
+def test_only_the_vms_that_alone_host_a_section_are_said_to_cost_a_checkpoint() -> None:
+    """As of a reroute: three VMs host the first stage, one the second."""
+    question = tiny(16, num_vms=4)
+    plan = grid([Range(0, 4), Range(4, 9)], 2, 16)
+    workers = ["0.0", "1.0", "2.0", "3.0"]
+    question = replace(question, workers=[*question.workers[:3], Slot("3.0", "1", 10_000)])
+    told = after_a_death(question, plan, workers, 1.0)
+    assert told.startswith(
+        "If the VM dies that alone hosts a section, the job returns to the newest checkpoint: "
+    )
+
+
+def test_checkpoints_by_time_have_no_number_of_steps() -> None:
+    by_time = Risk(losses_per_s=1 / 3600, mean_size=2.0, redo_s=305.0, redo_steps=0.5, form_s=5.0)
+    assert "about 305 s on average; " in told_of_a_death(tiny(16, risk=by_time))
+
+
+def test_where_deaths_are_not_weighed_nothing_is_said_of_them() -> None:
+    assert told_of_a_death(tiny(16, risk=None)) == ""
+
+
+def test_a_plan_that_was_taken_for_its_copies_says_so() -> None:
+    ranking = rank(tiny(32), most_rows=5)
+    assert isinstance(ranking, Ranking)
+    assert [row.shape for row in ranking.rows[:2]] == ["1x3", "3x1"]
+    assert ranking.why.startswith("1x3 wins: a step takes ")
+    assert " more than with 3x1 (" in ranking.why
+    assert "a section lives on one VM alone" in ranking.why
+
+
+def test_plans_are_weighed_with_the_deaths_that_a_manager_expects_at_first(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(job, capsys, "--nodes", 4)
+    assert found["after_a_death"].startswith("If a VM dies, ")
+    assert any(row["lost"] > 0 for row in found["rows"])
+    plan(job, "--nodes", 4)
+    assert found["after_a_death"] in capsys.readouterr().out.splitlines()
 
 
 def test_what_deaths_cost_is_a_reason_that_is_told() -> None:

@@ -222,4 +222,5 @@ def test_the_plan_that_runs_is_shown_among_what_else_there_was(manager: Manager,
     assert first["predicted_s"] == pytest.approx(view["predicted_s"])
     assert first["workers_used"] + first["workers_idle"] == shown["workers"] == 2
     assert shown["why"].startswith(first["shape"])
+    assert shown["after_a_death"].startswith("If a VM dies, ")
     assert manager.client.get(f"/jobs/{job}/plan")["rows"] == shown["rows"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,46 @@ def test_a_plan_without_a_second_copy_is_given_up_where_the_next_death_would_cos
     assert row.lost > 0.05 * 300
 
 
+# A loss of two VMs an hour is expected at first; checkpoints are made every 20 steps.
+AT_FIRST = Risk(losses_per_s=1 / 3600, mean_size=2.0, redo_s=5.0, redo_steps=10.5, form_s=5.0)
+
+
+def tiny(num_micro_batches: int, num_workers: int = 3, **changes: Any) -> Request:
+    """A small model's: nine sections of a millisecond, sums that cost next to nothing."""
+    s = 0.001
+    times = {"forward_s": s, "backward_s": 2 * s, "input_s": s, "weight_s": s, "optimizer_s": s / 2}
+    calibration = uniform(9, **{name: (each,) * 9 for name, each in times.items()})
+    changes = {"calibration": calibration, "num_sections": 9, **changes}
+    return request(num_workers, num_micro_batches=num_micro_batches, **changes)
+
+
+@pytest.mark.parametrize("num_micro_batches", [32, 64])
+def test_sections_have_copies_where_a_pipeline_is_faster_by_less_than_predictions_err(
+    num_micro_batches: int,
+) -> None:
+    """Found: three local VMs ran a small model as 3x1, predicted 2 to 6 % faster than 1x3 since three do not
+    divide 32 micro-batches. It was no faster, and each death went back to a checkpoint."""
+    assert chosen(tiny(num_micro_batches)).plan.shape == "3x1"  # where nobody dies
+    safe = chosen(tiny(num_micro_batches, risk=AT_FIRST))
+    assert safe.plan.shape == "1x3"
+    assert safe.candidate.copies == 3
+
+
+def test_a_pipeline_without_copies_is_taken_where_it_is_surely_faster_by_more_than_deaths_cost() -> None:
+    """Of 16 micro-batches a replica of three does 6, and a stage of three what is 5.3 of them."""
+    deep = chosen(tiny(16, risk=AT_FIRST))
+    assert deep.plan.shape == "3x1"
+    assert deep.candidate.copies == 1
+    often = replace(AT_FIRST, losses_per_s=1 / 60)
+    assert chosen(tiny(16, risk=often)).plan.shape == "1x3"
+
+
+def test_a_lead_without_copies_counts_as_ever_where_no_plan_has_copies() -> None:
+    """No worker has memory for the whole model, so that each of two hosts what the other does not."""
+    workers = [Slot(f"w{n}", f"vm{n}", 800) for n in range(2)]
+    assert chosen(tiny(32, workers=workers, risk=AT_FIRST)).plan.shape == "2x1"
+
+
 @pytest.mark.parametrize("per_vm", [2, 3, 8])
 def test_grids_whose_workers_share_vms_are_weighed_as_they_are_placed(per_vm: int) -> None:
     """Found: their stages counted as apart, which with few VMs made the deepest grid gain by deaths."""
@@ -212,5 +253,7 @@ def test_no_shape_is_expected_to_take_less(per_vm: int) -> None:
                 Choice,
             )
         ]
-        # 1 % may go to whole backwards, and 1 % to a narrower window.
-        assert expected_s(chosen(asked)) <= 1.01**2 * min(every) * 1.000001
+        # 1 % may go to whole backwards, 1 % to a narrower window, and 5 % to copies.
+        answer = chosen(asked)
+        copies = 1.0 if answer.candidate.copies == 1 else 1.05
+        assert expected_s(answer) <= copies * 1.01**2 * min(every) * 1.000001
