@@ -21,7 +21,7 @@ from ..spec.job_file import read_job
 from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import other_weights
 from .bundle import pack
-from .check import summary
+from .check import notes, summary
 from .client import Client, NoAnswer, RequestRefused, Unreachable, connect
 from .costs.asking import check_somebody_answers, is_wanted
 from .progress import ProgressDisplay, ways_on
@@ -55,7 +55,7 @@ def apply(options: argparse.Namespace) -> int:
     _check_start(start, model)
     _check_sizes(spec, answer.get("machines", ()), model)
     if not options.json:
-        print(summary(model), file=sys.stderr)
+        print(*notes(model), summary(model), sep="\n", file=sys.stderr)
     if quote is not None and not is_wanted(options, spec, quote):
         return NOT_WANTED
     with connect(options) as client:

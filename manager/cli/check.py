@@ -35,6 +35,11 @@ def check(options: argparse.Namespace) -> int:
     return _DIFFERS if trial.error else _EQUAL
 
 
+def notes(model: Mapping[str, Any]) -> list[str]:
+    """What the check noted of a model, a line each."""
+    return [f"note: {note}" for note in model["notes"]]
+
+
 def summary(model: Mapping[str, Any]) -> str:
     """One line about what was compared, for a model that passed."""
     seconds = f"{model['seconds']:.1f} s"
@@ -131,8 +136,7 @@ def _facts(model: Mapping[str, Any]) -> Iterable[str]:
         yield f"largest differences, of {model['tolerance']:g} allowed: {found}"
     if model["last_section_not_run"]:
         yield f"note: the last section, with the loss, was not run: {model['last_section_not_run']}"
-    for note in model["notes"]:
-        yield f"note: {note}"
+    yield from notes(model)
 
 
 def _some(names: list[str]) -> str:

@@ -154,12 +154,12 @@ def _described(spec: JobSpec, model: dict[str, Any] | None) -> list[str]:
     steps = f"{training.steps} steps of {training.global_batch_size} samples, numerics {training.numerics}"
     if model is None:
         return [f"{spec.name}: {steps}"]
-    from .check import summary
+    from .check import notes, summary
 
     lines = [f"{spec.name}: {model['num_parameters']:,} parameters in {model['num_sections']} sections"]
     if model["shared_parameters"]:
         lines.append(f"shared between sections: {', '.join(model['shared_parameters'])}")
-    return [*lines, steps, summary(model)]
+    return [*lines, steps, *notes(model), summary(model)]
 
 
 def _json(

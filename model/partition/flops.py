@@ -27,7 +27,7 @@ def compute_nodes(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op in ("call_function", "get_attr")]
 
 
-def work_per_node(nodes: Sequence[fx.Node], precision: Precision = "fp32") -> list[float]:
+def work_per_node(nodes: Sequence[fx.Node], precision: Precision) -> list[float]:
     """Forward work of each node in floating-point operations (memory traffic converted).
 
     `precision` of the trace determines operand types. Results are cached by operation and shapes, because

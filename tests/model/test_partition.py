@@ -42,7 +42,7 @@ def test_work_is_nearly_equal(num_sections: int) -> None:
 
 
 def section_work(traced: TracedModel, cuts: list[int]) -> list[float]:
-    work = work_per_node(compute_nodes(traced.graph))
+    work = work_per_node(compute_nodes(traced.graph), traced.precision)
     ends = [0, *cuts, len(work)]
     return [sum(work[start:stop]) for start, stop in pairwise(ends)]
 

@@ -69,7 +69,7 @@ def test_equal_operations_are_run_once_and_cost_the_same() -> None:
 @pytest.mark.usefixtures("any_size")
 def test_out_of_time_the_rest_is_priced_at_the_rate_of_what_was_run() -> None:
     nodes = gpt_nodes()
-    work = work_per_node(nodes)
+    work = work_per_node(nodes, "fp32")
     found = measured_prices(nodes, CPU, seconds=3.0, clock=Ticks())
     assert found is not None
     run = {signature(node) for node, price in zip(nodes, found, strict=True) if price == 1.0}
@@ -87,7 +87,7 @@ def test_what_is_too_big_or_does_not_run_by_itself_is_counted() -> None:
     found = measured_prices(nodes, CPU, clock=Ticks(), seconds=10_000.0)
     assert found is not None
     assert torch.equal(torch.get_rng_state(), state)
-    work = work_per_node(nodes)
+    work = work_per_node(nodes, "fp32")
     gamble = next(number for number, node in enumerate(nodes) if "bernoulli" in str(node.target))
     assert work[gamble] > 0
     assert 0 < found[gamble] != 1.0

@@ -184,6 +184,21 @@ class Custom(Layer):
         return Double.apply(super().forward(x))
 
 
+class Mates(Layer):
+    """Attends to the other samples of the micro-batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.norm(x).transpose(0, 1)
+        return x + F.scaled_dot_product_attention(turned, turned, turned).transpose(0, 1)
+
+
+class Centred(Layer):
+    """Takes the mean over samples away: no batch norm, since there are no running statistics."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x - 0.5 * x.mean(0, keepdim=True))))
+
+
 class Hooked(Layer):
     """Halves the gradients that flow through it, by a hook of the module."""
 
@@ -229,6 +244,12 @@ def coupled(output: Tensor, batch: Batch) -> Tensor:
     """Samples are contrasted with each other: no weights make two micro-batches one."""
     means = output.mean(1)
     return loss(output, batch) + (means @ means.T).exp().mean() * 0.1
+
+
+def pairs(output: Tensor, batch: Batch) -> Tensor:
+    """Contrastive: with one sample there is nothing to tell it from."""
+    ends = F.normalize(output[:, 0], dim=-1), F.normalize(output[:, 1], dim=-1)
+    return F.cross_entropy(ends[0] @ ends[1].T / 0.1, torch.arange(len(output)))
 
 
 def noisy(output: Tensor, batch: Batch) -> Tensor:

@@ -24,9 +24,10 @@ from ...model.errors import TooFewSamples, UntraceableModel, UserCodeError
 from ...model.partition.partition import Sections, choose_cuts, most_sections, split
 from ...model.precision import Precision, dtype_name
 from ...model.tracebacks import first_line, whole
-from ...model.tracing.trace import trace
+from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, call_user_code, load_entrypoint
 from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
+from .coupling import LOSS, loss_ties, made_up_outputs, tell_of_ties
 from .findings import TOLERANCE, Report
 from .global_state import Watch
 from .memory import Needs, refusal
@@ -70,20 +71,23 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
     check_optimizer(training, chain, watch, report)
     dataset = call_user_code("Training.dataset", training.dataset)
-    batch = Batches(dataset, settings.seed, m, m).micro_batch(0, 0)
+    batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
     needs = Needs(chain)
     left_out = _keep_apart(watch, report) or _unwanted(settings, needs)
     no_memory = refusal(needs.whole_bytes(), settings.memory_bytes) if left_out is None else None
     left_out, not_run = left_out or no_memory, None
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
-        batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
         Comparison(training, plain, batches, settings.seed, watch, report).run()
     else:
         first = 0 if no_memory else chain.num_sections - 1
         limit = settings.memory_bytes
+        batch = batches.micro_batch(0, 0)
         note, not_run = run_sections(chain, training, settings.seed, batch, limit, needs, first)
         report.notes += [note] if note else []
+        if not report.findings:
+            _try_loss_alone(training, chain.traced, batches, report)
+    tell_of_ties(report, m, settings.microbatch_size is not None, settings.global_batch_size)
     return {
         **_describe(chain),
         "num_samples": len(dataset),
@@ -163,6 +167,21 @@ def _unwanted(settings: CheckSettings, needs: Needs) -> str | None:
             f"it would take about {seconds:.0f} s on this machine; `makara check` takes as long as it needs"
         )
     return None
+
+
+def _try_loss_alone(training: Training, traced: TracedModel, batches: Batches, report: Report) -> None:
+    """Whether the loss makes samples depend on each other, where the model is not run as a whole."""
+    outputs = made_up_outputs(traced, NUM_MICRO_BATCHES)
+    given = [batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
+    tied = loss_ties(training.loss, list(zip(outputs, given, strict=True)))
+    if tied:
+        report.ties = LOSS
+        return
+    if tied is None:
+        report.notes.append(
+            "whether the loss makes the samples of a micro-batch depend on each other is not known: it "
+            "refuses outputs that are made up, and the step was not run"
+        )
 
 
 def _describe(chain: Sections) -> dict[str, Any]:

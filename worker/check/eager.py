@@ -82,12 +82,14 @@ class EagerModel:
     def apply(self, step: int, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """What one optimizer over the whole model makes of the step: clipping, schedule, update, buffers."""
         self._rates.set(step)
-        parameters = dict(self.module.named_parameters())
-        for name, parameter in parameters.items():
+        limit = self._training.clip_grad_norm
+        # Of the gradients as they were summed, before a parameter of few bits rounds them.
+        norm = torch.tensor(0.0) if limit is None else torch.nn.utils.get_total_norm(gradients.values())
+        for name, parameter in self.module.named_parameters():
             found = gradients.get(name)
             parameter.grad = None if found is None else found.to(parameter.dtype, copy=True)
-        if self._training.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), self._training.clip_grad_norm)
+            if parameter.grad is not None and limit is not None:
+                parameter.grad *= torch.clamp(limit / (norm + 1e-6), max=1.0)
         call_user_code("optimizer.step()", cast(Callable[[], object], self.optimizer.step))
         self.module.zero_grad(set_to_none=True)
         self.set_buffers(buffers)

@@ -24,15 +24,17 @@ from ...model.torch_private.modules import BatchNorm
 from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Loss, Training, sum_and_weight
 from .calls import Calls
+from .coupling import FORWARD, LOSS, loss_ties
 from .eager import EagerModel
-from .findings import Report
+from .findings import Report, some
 from .random_numbers import FixedNumbers
 
 _FIELD = "Training.loss"
 _DIFFERS = 1e-4  # of the gradient's norm: batches of another size run other kernels, so more than `TOLERANCE`
 _FITS = 0.1  # weights explain a difference when this part of it, at most, is left
 _SCALE = 0.02  # weights that fit add up to 1 by so much
-_TIED = 1e-2  # what no weights explain and is more than the rounding of bf16
+_TIED = 1e-3  # what no weights explain and is more than rounding
+_BITS = 2  # or than so many last bits of a type of few bits
 _SAMPLED = 1 << 21  # elements of a gradient that are looked at: an output layer may have hundreds of millions
 
 
@@ -86,10 +88,9 @@ def check_weights(
 
     `wanted`: the parameters whose gradients are compared; the nearer to the output, the cheaper.
     """
-    if declared and list(weights) == [1.0, 1.0]:
-        return  # (mean, 1): the user says that micro-batches count alike
+    numbers = FixedNumbers(expected=True)
     try:
-        apart, together = _gradients(eager, batches, wanted)
+        apart, together = _gradients(eager, batches, wanted, numbers)
     except UserCodeError as error:
         reason = error.message.splitlines()[0]
         report.notes.append(
@@ -103,17 +104,22 @@ def check_weights(
     fitted = torch.linalg.lstsq(apart, together.unsqueeze(1), driver="gelsd").solution.flatten()
     differs, left = (float((together - apart @ by).norm()) / size for by in (share, fitted))
     if differs > _DIFFERS and left <= max(_DIFFERS, _FITS * differs):
-        _blame_weights(fitted.tolist(), share.tolist(), declared, report)
-    elif left > _TIED:
-        report.notes.append(
-            "the model or its loss ties the samples of a micro-batch to each other (no weighted mean of the "
-            "micro-batches' losses is their loss together), so the micro-batch size is part of what is "
-            "trained"
-        )
+        alike = declared and list(weights) == [1.0, 1.0]  # (mean, 1): the user says that they count alike
+        if not alike:
+            _blame_weights(fitted.tolist(), share.tolist(), declared, report)
+    elif left > max(_TIED, _BITS * max(torch.finfo(value.dtype).eps for value in wanted)):
+        if numbers.drawn:
+            report.notes.append(
+                "whether the samples of a micro-batch depend on each other is not known: the model or its "
+                f"loss draws by {some(numbers.drawn)}, and draws otherwise in a larger batch"
+            )
+            return
+        results = [(_output(eager, batch), batch) for batch in batches]
+        report.ties = LOSS if loss_ties(eager.loss, results) else FORWARD
 
 
 def _gradients(
-    eager: EagerModel, batches: Sequence[Sample], wanted: Sequence[Tensor]
+    eager: EagerModel, batches: Sequence[Sample], wanted: Sequence[Tensor], numbers: FixedNumbers
 ) -> tuple[Tensor, Tensor]:
     """(a column for each micro-batch's mean loss, that of all together) in float64, thinned out alike.
 
@@ -131,8 +137,13 @@ def _gradients(
         return torch.cat([value.flatten()[::stride].double() for value in found])
 
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    with _running_statistics(eager.module), FixedNumbers(expected=True):
+    with _running_statistics(eager.module), numbers:
         return torch.stack([gradient(batch) for batch in batches], dim=1), gradient(joined)
+
+
+def _output(eager: EagerModel, batch: Sample) -> Any:
+    with torch.no_grad(), _running_statistics(eager.module), FixedNumbers(expected=True):
+        return eager.output(batch)
 
 
 @contextmanager

@@ -71,7 +71,12 @@ class Needs:
 
     def seconds(self) -> float:
         """Of both steps on this machine."""
-        return _FORWARDS * sum(work_per_node(compute_nodes(self._chain.traced.graph))) / _operations_per_s()
+        traced = self._chain.traced
+        return (
+            _FORWARDS
+            * sum(work_per_node(compute_nodes(traced.graph), traced.precision))
+            / _operations_per_s()
+        )
 
     def _bytes(self, copies: int, names: Iterable[str], made: Iterable[int]) -> int:
         held = sum(

@@ -25,6 +25,9 @@ from ...model.tracing.batch_norms import settled
 
 _BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward
 _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
+_HAVE_MEANS = frozenset(
+    (*_MEANS, "native_dropout", "bernoulli", "normal", "uniform", "exponential", "randint", "randint_like")
+)
 
 
 class FixedNumbers(TorchDispatchMode):
@@ -34,6 +37,7 @@ class FixedNumbers(TorchDispatchMode):
     def __init__(self, *, expected: bool = False) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()  # operation -> how often it was called
+        self.drawn: set[str] = set()  # with `expected`: operations whose mean is not known, which drew
         self._expected = expected
 
     def __torch_dispatch__(
@@ -54,6 +58,8 @@ class FixedNumbers(TorchDispatchMode):
             seed_everything(seed64("dry run", name, str([_shape(a) for a in args])))
             result = func(*plain, **kwargs)
         if self._expected:
+            if name not in _HAVE_MEANS:
+                self.drawn.add(name)
             result = _mean(name, args, given, result)
         for position, _ in written_arguments(func):
             if position < len(args):
