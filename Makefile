@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes 1 to 1.5 GB.
 JOBS ?= 6
-# Otherwise each of the thousands of processes that tests start would compile all its modules.
+# Otherwise each of those copies, and each command, would compile all its modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo verify test test-all soak clouds compose check format bench setup azurite clean

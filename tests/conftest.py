@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests and their processes share the cores, a thread each
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of processes: see pytest_collection_finish
 
 import pytest
 from azurite_server import AzuriteServer
@@ -42,7 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: nobody has to look through it again."""
+    """What is imported by now stays: the collector need not look through it again. It was compiled into files
+    for the next run; modules that a test writes are not, as it may write them twice within a second."""
+    sys.dont_write_bytecode = True
     gc.collect()
     gc.freeze()
 
