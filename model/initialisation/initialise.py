@@ -31,6 +31,7 @@ from ..torch_private.fake_tensors import (
 from ..torch_private.operators import OpOverload, is_mutable, is_random, written_values
 from ..torch_private.pytree import tree_leaves, tree_map
 from ..torch_private.storages import storage_key
+from .addresses import addressed
 from .conversion import converting
 from .loading import adopt_module, loading
 from .views import Memory, View, real_view, store, view_of
@@ -211,12 +212,13 @@ def record(build: Callable[[], T], seed: int) -> tuple[T, Recording]:
     before = _parameters_alive()
     with preserved_randomness():
         seed_everything(seed64("construct", seed))
-        with converting(), recording.fake_mode, _Recorder(recording), loading(recording.adopt):
+        with converting(), addressed(), recording.fake_mode, _Recorder(recording), loading(recording.adopt):
             built = build()
         if isinstance(built, nn.Module):  # it may hold real tensors that a library read in its own threads
             _refuse_older(built, before)
             adopt_module(built, recording.adopt)
             for name, tensor in [*built.named_parameters(), *built.named_buffers()]:
+                _refuse_without_values(tensor, name)
                 recording.own(tensor, name)
     return built, recording
 
@@ -243,6 +245,16 @@ def _refuse_older(model: nn.Module, before: Mapping[int, nn.Parameter]) -> None:
                 "follow from the job's seed, and that other VMs may not have; build the module inside "
                 "Training.model, or load its weights there (torch.load, safetensors)"
             )
+
+
+def _refuse_without_values(tensor: Tensor, name: str) -> None:
+    """Refuse a tensor left on the meta device, which holds a shape only."""
+    if tensor.device.type == "meta":
+        raise UntraceableModel(
+            f"{name} is still on the meta device when Training.model returns, so it has no values. Load it "
+            "by load_state_dict(..., assign=True), or build the module without torch.device('meta'): Makara "
+            "builds it without taking memory"
+        )
 
 
 class _Recorder(TorchDispatchMode):

@@ -40,8 +40,9 @@ def view_of(fake: Tensor) -> View:
 
 
 def real_view(memory: Memory, view: View) -> Tensor:
-    empty = torch.empty(0, dtype=view.dtype)
-    placed: Tensor = empty.set_(memory[view.storage], view.offset, view.size, view.stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    storage = memory[view.storage]
+    empty = torch.empty(0, dtype=view.dtype, device=storage.device)  # "meta", if it has only a shape
+    placed: Tensor = empty.set_(storage, view.offset, view.size, view.stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
     return _read_as(view, placed)
 
 
@@ -51,7 +52,7 @@ def store(memory: Memory, views: Sequence[View], results: Sequence[Tensor]) -> N
         if view.storage in memory:
             continue
         if result.stride() != view.stride or result.storage_offset() != view.offset:
-            needed = torch.empty_strided(view.size, view.stride, dtype=view.dtype)
+            needed = torch.empty_strided(view.size, view.stride, dtype=view.dtype, device=result.device)
             assert view.offset == 0, "a new storage begins with its tensor"
             result = _read_as(view, needed).copy_(result)
         memory[view.storage] = result.untyped_storage()

@@ -19,7 +19,12 @@ REBUILD: tuple[ModuleType, str] = (_pickling, "_rebuild_tensor")
 
 def storage_key(tensor: Tensor) -> int:
     """The same number for all views of one memory, fake or real, as long as one of them lives."""
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+    return number_of(tensor.untyped_storage())
+
+
+def number_of(storage: torch.UntypedStorage) -> int:
+    """A number that no other living storage has, fake or real."""
+    return storage._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 def version_of(tensor: Tensor) -> int:
