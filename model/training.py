@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import UserCodeError
+from .libraries import turn_off_caches
 from .seeds import preserved_randomness, seed64, seed_everything
 from .torch_private.compiled import uncompiled
 from .tracebacks import is_users, users_part
@@ -119,8 +120,11 @@ def _imported(module_name: str, function_name: str) -> object:
 
 def build_module(training: Training) -> object:
     """Call `Training.model`, and strip the wrapper of `torch.compile`: Makara runs the model's own forward,
-    in sections."""
-    return uncompiled(training.model())
+    in sections. Caches that transformers' models keep for generation are turned off."""
+    model = uncompiled(training.model())
+    if isinstance(model, nn.Module):
+        turn_off_caches(model)
+    return model
 
 
 def set_training_mode(model: nn.Module) -> tuple[str, ...]:

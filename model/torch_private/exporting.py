@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch.distributions import Distribution
 from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
@@ -28,5 +29,7 @@ FRAME_FILTER: Place = (TracerBase, "_filter_traceback_frames")
 """(tracer, all frames of a call) -> those that an operation remembers."""
 VALUE_CHECKS: Place = (Distribution, "_validate_args")
 """Whether torch.distributions look at the values of their arguments."""
+TENSOR_CHECK: Place = (torch, "_check_tensor_all_with")
+"""(error, tensor, message): raises unless all elements are true, whose values a trace does not have."""
 TRANSFORMS = "torch._functorch.predispatch"
 """The module of the functions that stand in a graph for transforms of torch.func."""

@@ -2,7 +2,7 @@
 together with `Training.forward_kwargs`.
 
 Training needs no caches of keys and values (transformers): `use_cache=False` is passed if forward takes it
-and neither the batch nor `forward_kwargs` gives it.
+and neither the batch nor `forward_kwargs` gives it (where it does not, see `libraries`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UserCodeError
+from ..libraries import parameters_of_forward
 
 _ARGUMENT_LISTS = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
@@ -37,7 +38,7 @@ def forward_call(model: nn.Module, batch: Mapping[str, Tensor], constants: Mappi
     Raises `UserCodeError` if an argument without a default is given by neither or by both, no entry fits, or
     forward does not take a constant.
     """
-    parameters = inspect.signature(model.forward).parameters
+    parameters = parameters_of_forward(model)
     _check_constants(parameters, batch, constants)
     names = tuple(name for name in parameters if name in batch)
     missing = [

@@ -20,7 +20,14 @@ from torch import fx, nn
 
 from ..errors import TooFewSamples, UntraceableModel
 from ..patching import replaced
-from ..torch_private.exporting import AUTOCAST_PASS, EXPORTER, FRAME_FILTER, GRAD_MODE_PASS, VALUE_CHECKS
+from ..torch_private.exporting import (
+    AUTOCAST_PASS,
+    EXPORTER,
+    FRAME_FILTER,
+    GRAD_MODE_PASS,
+    TENSOR_CHECK,
+    VALUE_CHECKS,
+)
 from ..torch_private.fake_tensors import FakeTensorMode
 from ..torch_private.storages import storage_key
 from ..tracebacks import first_line, users_part
@@ -196,8 +203,13 @@ def _changes() -> list[AbstractContextManager[None]]:
         replaced(torch.autocast, "__init__", init_for_cpu),
         # torch.distributions would read the values of their arguments to validate them.
         replaced(*VALUE_CHECKS, False),
+        # So would a model that checks its arguments (transformers' with pictures): sections do not check.
+        replaced(*TENSOR_CHECK, _unchecked),
         replaced(*FRAME_FILTER, _users_frames),
     ]
+
+
+def _unchecked(*_: object) -> None: ...
 
 
 def _unchanged(program: fx.GraphModule, signature: Any) -> tuple[fx.GraphModule, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import UntraceableModel
-from ..torch_private.pytree import KeyPath, keystr, tree_flatten_with_path
+from ..libraries import CACHES
+from ..torch_private.pytree import KeyPath, add_keys, keystr, tree_flatten_with_path
 from .source import line_of
 
 _PLAIN = (Tensor, int, float, complex, bool, str, type(None))
@@ -23,6 +24,7 @@ def checked_outputs(model: nn.Module) -> Generator[None]:
     """While `model` runs, refuse an output with a part that is neither a tensor nor a plain value."""
 
     def check(_module: nn.Module, _arguments: Any, output: Any) -> None:
+        add_keys(output)
         leaves: list[tuple[KeyPath, Any]] = tree_flatten_with_path(output)[0]
         for path, leaf in leaves:
             if not isinstance(leaf, _PLAIN):
@@ -37,8 +39,11 @@ def checked_outputs(model: nn.Module) -> Generator[None]:
 
 def _message(place: str, kind: type) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name.startswith("transformers.") and "Cache" in kind.__name__:
-        way_out = "Training wants no cache: leave use_cache out of the samples and of Training.forward_kwargs"
+    if name.startswith(CACHES[0]) and CACHES[1] in kind.__name__:
+        way_out = (
+            'Training reads no cache: write Training(forward_kwargs={"use_cache": False}, ...), or where '
+            "forward takes no use_cache, set config.use_cache = False in Training.model"
+        )
     elif hasattr(kind, "__dataclass_fields__"):
         way_out = f"Return a dict instead, or make it known: torch.export.register_dataclass({kind.__name__})"
     else:
