@@ -26,6 +26,7 @@ PARTS = {
     "past": "what VMs and generations that are over take of a manager's memory (seconds)",
     "clouds": "a manager that rents 150 VMs for three jobs from a stand-in of AWS (an hour, or --minutes)",
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",
+    "hashing": "what comparing the state of replicas costs (1 minute)",
     "overhead": "what the executor costs for each operation (1 minute)",
     "throughput": "against torch.distributed.pipelining, undisturbed (6 minutes)",
     "schedules": "against each schedule of torch.distributed.pipelining, over slower wires too (20 minutes)",

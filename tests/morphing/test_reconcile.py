@@ -118,6 +118,21 @@ def test_a_checkpoint_counts_if_it_is_newer_than_what_its_holders_agreed_on(
     assert found.drop == ((0,) if overtakes else ())
 
 
+def test_states_up_to_a_generation_that_was_found_corrupt_count_no_more_for_anybody() -> None:
+    everything = frozenset({0, 1})
+    found_it = MemberState(None, None, None, frozenset(), void_until=3)
+    died_while_it_was_found = MemberState(9, None, None, everything, branch=3, agreed_in=3)
+    left_out_before = MemberState(6, None, None, everything, branch=2, agreed_in=2)
+    for published, rung in (([CheckpointRef(step=5, generation=3)], "store"), ([], "start")):
+        agreed = agree(
+            [found_it, died_while_it_was_found, left_out_before], num_sections=2, checkpoints=published
+        )
+        assert (agreed.rung, agreed.step, agreed.keep, agreed.apply) == (rung, None, (), ())
+    since = MemberState(8, None, None, everything, branch=4, agreed_in=4)
+    agreed = agree([found_it, since, left_out_before], num_sections=2)
+    assert (agreed.rung, agreed.step, agreed.keep) == ("peers", 8, (1,))
+
+
 def test_sections_are_covered_when_each_is_held_by_somebody() -> None:
     assert covers([range(2), range(1, 4)], K)
     assert not covers([range(2), range(3, 4)], K)

@@ -276,12 +276,12 @@ class Fleet:
         """Until a trainer started with the fault "loses-commit" waits for its lost commit."""
         self.wait(lambda: self.log.with_name(f"{worker}.lost").exists())
 
-    def flip(self, worker: str, kind: str, seed: int) -> int:
-        """Flip a bit of `kind`, "weights", "optimizer" or "gradients" (reduced ones), in a trainer with the
-        fault "flips-when-told"; returns the number of steps that were committed before."""
+    def flip(self, worker: str, kind: str, seed: int, bits: Sequence[int] = LASTING_BITS) -> int:
+        """Flip one of these bits of a float32 of `kind`, "weights", "optimizer" or "gradients" (reduced), in
+        a trainer with the fault "flips-when-told"; returns the number of steps that were committed before."""
         told, flipped = (self.log.with_name(f"{worker}.{name}") for name in ("flip", "flipped"))
         flipped.unlink(missing_ok=True)
-        told.with_suffix(".new").write_text(f"{kind} {seed}")
+        told.with_suffix(".new").write_text(" ".join(map(str, (kind, seed, *bits))))
         told.with_suffix(".new").rename(told)
         self.wait_file(flipped)
         return int(flipped.read_text())
@@ -536,9 +536,10 @@ def _flip(told: Path) -> None:
     run, apply = Stepper._run, ModelState.apply
 
     def flip(tensors: Mapping[str, torch.Tensor], step: int) -> None:
-        draw = random.Random(told.read_text())
+        order = told.read_text()
+        draw = random.Random(order)
         name, tensor = draw.choice(sorted((n, t) for n, t in tensors.items() if t.is_floating_point()))
-        bit = draw.choice(LASTING_BITS)
+        bit = int(draw.choice(order.split()[2:]))
         flat = tensor.detach().view(-1)
         flat.view(torch.int32)[draw.randrange(flat.numel())] ^= -(1 << 31) if bit == 31 else 1 << bit
         logging.info("step %d: bit %d of an element of %s flips", step, bit, name)

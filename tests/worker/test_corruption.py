@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from makara.protocol.messages import Corruption
 from makara.worker.sections.state_hash import ROUND
 from test_trainers import Run, assert_same, reference
+from trainer_processes import LASTING_BITS
 
 SOON = ROUND + 2
 """Steps within which a flip is found."""
@@ -29,10 +31,10 @@ class Flips:
         plan = self.run.plan(self._number, [], len(self.workers))
         self.run.fleet.form(plan, self.workers, checkpoints=self.run.published() if self._number > 1 else ())
 
-    def flip(self, kind: str, seed: int) -> Corruption:
+    def flip(self, kind: str, seed: int, bits: Sequence[int] = LASTING_BITS) -> Corruption:
         """Flip a bit in one of them, and wait until all have found it and dropped their state."""
         fleet, victim = self.run.fleet, random.Random(seed).choice(self.workers)
-        step = fleet.flip(victim, kind, seed)
+        step = fleet.flip(victim, kind, seed, bits)
         fleet.wait(lambda: all(self._has_found(worker) for worker in self.workers))
         found = [fleet.reports[worker].corruption for worker in self.workers]
         assert found.count(found[0]) == len(found), "all find the same"
@@ -73,3 +75,38 @@ def test_a_flip_anywhere_in_a_replica_is_found_and_undone(tmp_path: Path, replic
     losses, state = reference("models:tied_gpt", "exact", steps)
     assert [job.run.fleet.losses()[step + 1] for step in range(steps)] == losses
     assert_same(found, state)
+
+
+@pytest.mark.slow
+def test_a_flip_that_makes_gradients_infinite_is_not_blamed_on_the_model(tmp_path: Path) -> None:
+    steps = 12
+    job = Flips(tmp_path, 2, steps, checkpoint_interval_steps=3)
+    try:
+        job.form()
+        job.flip("weights", 1, bits=[30])
+        job.form()
+        found = job.run.finish(*job.workers)
+    finally:
+        job.close()
+    assert_same(found, reference("models:tied_gpt", "exact", steps)[1])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hundred_flips_one_after_another_are_found_and_undone(
+    tmp_path: Path, replicas: int, kind: str
+) -> None:
+    """17 in each of six jobs, whose checkpoints are so far apart that most are found in between."""
+    seed, num_flips, steps = random.SystemRandom().randrange(10**9), 17, 800
+    print(f"seed {seed}")
+    job = Flips(tmp_path, replicas, steps, checkpoint_interval_steps=40)
+    try:
+        job.form()
+        for number in range(num_flips):
+            job.flip(kind, seed + number)
+            job.form()
+        found = job.run.finish(*job.workers)
+    finally:
+        job.close()
+    assert_same(found, reference("models:tied_gpt", "exact", steps)[1])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from makara.checkpoint.layout import head_key
 from makara.checkpoint.stores.local import LocalStore
 from makara.protocol.messages import CheckpointRef
 from makara.worker.execution.commit import Flag
+from makara.worker.execution.replicas import Compared, CorruptState, Hashes
 from makara.worker.recovery.saver import CheckpointTarget, PartSnapshot, Saver, Snapshot, SnapshotSlot
 from makara.worker.trainer.generation import Due
 from torch.distributed import DistNetworkError
@@ -121,12 +124,13 @@ def saver(
     *,
     store: LocalStore | None = None,
     slot: SnapshotSlot | None = None,
+    compared: Compared | None = None,
 ) -> Saver:
     store = store or LocalStore(folder, folder.as_uri())
     open_generation(store, "job", 1)
     anything: Any = board
     return Saver(
-        CheckpointTarget(store, "job", 1, num_ranks, 4, {}),
+        CheckpointTarget(store, "job", 1, num_ranks, 4, {}, ["a", "b"], compared or {}),
         rank,
         num_ranks,
         anything,
@@ -148,6 +152,44 @@ def wait_until(made: Saver, predicate: Callable[[], bool]) -> None:
     while not predicate():
         assert time.monotonic() < gives_up_at, "it never comes"
         made.wait(0.05)
+
+
+def hashed(value: int | None) -> Future[Hashes | None]:
+    """Of section 0; None: the generation ended before it was hashed."""
+    future: Future[Hashes | None] = Future()
+    future.set_result(None if value is None else {0: value})
+    return future
+
+
+def test_a_step_is_published_only_if_hosts_of_each_section_hold_the_same_state(tmp_path: Path) -> None:
+    board, outcome = Board(), Outcome()
+    first, second = (saver(tmp_path, board, outcome, rank, 2, compared={0: [[0, 1]]}) for rank in range(2))
+    for step, theirs in ((2, 7), (4, 8)):
+        first.save(snapshot(step), hashed(7))
+        second.save(snapshot(step, section=1), hashed(theirs))
+        wait_until(second, partial(second.done, step))
+        wait_until(second, lambda: not second.slot_taken)
+        if step == 2:
+            wait_until(first, partial(first.done, step))
+    with pytest.raises(CorruptState) as caught:
+        wait_until(first, partial(first.done, 4))
+    assert caught.value.corruption.suspects == ["a", "b"]
+    head = read_head(open_store(f"file://{tmp_path}"), "job")
+    assert head is not None
+    assert list(head.manifests) == outcome.published == [CheckpointRef(step=2, generation=1)]
+    first.close()
+    second.close()
+
+
+def test_a_state_that_was_not_hashed_before_its_generation_ended_is_not_published(tmp_path: Path) -> None:
+    board, outcome = Board(), Outcome()
+    made = saver(tmp_path, board, outcome)
+    made.save(snapshot(2), hashed(None))
+    wait_until(made, lambda: not made.slot_taken)
+    assert made.behind
+    made.close()
+    assert board.values == {}
+    assert outcome.published == []
 
 
 def test_a_step_is_published_once_all_ranks_have_stored_their_parts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ and numpy computes it at about the speed of the memory, without Python's lock.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ state about three times, so that a sixteenth of it costs little beside even the 
 _LEAST_BYTES = 4 << 20  # of a portion: in smaller ones, finding the tensors would cost more than their bytes
 _STATE = 3  # bytes of state for each of parameters, with Adam: only the number of portions depends on it
 _OFFSET = 5  # places in the round between the first portions of neighbouring sections
+_SMALL_BYTES = 32 << 10
 _PIECE_BYTES = 16 << 20  # looked at between two looks at `stopped`
 _ROW = 1 << 13  # words; their factors fit into a CPU's second-level cache
 _MOST_ROWS = _PIECE_BYTES // (8 * _ROW)
 _WORD = (1 << 64) - 1
+_IN_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
 _NEXT = 0x9E3779B97F4A7C15  # the factor between two pieces: 2^64 divided by the golden ratio
 
 Bytes = Callable[[Tensor], Tensor]
@@ -50,10 +52,10 @@ def section_hash(
     tensors, scalars = section.held()
     known = sorted((name, value) for name, value in scalars.items() if value is not None)
     total = 0
-    for piece in _pieces([tensors[name] for name in sorted(tensors)], portion, portions):
+    for chunk in _chunks([tensors[name] for name in sorted(tensors)], portion, portions, to_host):
         if stopped():
             raise Stopped
-        total = (total * _NEXT + _sum(to_host(piece))) & _WORD
+        total = (total * _NEXT + _sum(chunk)) & _WORD
     return seed64("state", "\n".join(sorted(tensors)), repr(known), total)
 
 
@@ -61,9 +63,8 @@ def changing_hash(section: SectionRuntime) -> int:
     """The hash of the buffers that each step computes from their values before it. They are hashed after each
     step: what is wrong in one of them is wrong on all hosts after the next step."""
     total = 0
-    for name in section.info.updates:
-        for piece in _pieces([section.buffers[name]], 0, 1):
-            total = (total * _NEXT + _sum(piece.cpu())) & _WORD
+    for chunk in _chunks([section.buffers[name] for name in section.info.updates], 0, 1, Tensor.cpu):
+        total = (total * _NEXT + _sum(chunk)) & _WORD
     return total
 
 
@@ -74,16 +75,25 @@ def _portion(section: SectionRuntime, step: int) -> tuple[int, int]:
     return (step + _OFFSET * section.info.index) % ROUND, portions
 
 
-def _pieces(tensors: Iterable[Tensor], portion: int, portions: int) -> Iterator[Tensor]:
-    """The bytes of one of so many runs of nearly equal size, as they follow each other in logical order."""
-    tensors = list(tensors)
+def _chunks(tensors: Sequence[Tensor], portion: int, portions: int, to_host: Bytes) -> Iterator[np.ndarray]:
+    """The bytes of one of so many runs of nearly equal size, each tensor's in logical order.
+
+    Those of small tensors come last and joined: they are many, and calls cost more than their bytes.
+    """
     total, before = sum(tensor.nbytes for tensor in tensors), 0
+    small: list[bytes] = []
     first, stop = (total * number // portions for number in (portion, portion + 1))
     for tensor in tensors:
         start, end = (_cut(bound - before, tensor.nbytes) for bound in (first, stop))
         before += tensor.nbytes
-        if start < end:
-            yield from _bytes_of(tensor)[start:end].split(_PIECE_BYTES)
+        if start < end and tensor.nbytes <= _SMALL_BYTES:
+            small.append(_copied(tensor, to_host)[start:end])
+        elif start < end:
+            for piece in _bytes_of(tensor)[start:end].split(_PIECE_BYTES):
+                yield to_host(piece).numpy()
+    joined = np.frombuffer(b"".join(small), np.uint8)
+    for at in range(0, joined.size, _PIECE_BYTES):
+        yield joined[at : at + _PIECE_BYTES]
 
 
 def _cut(bound: int, size: int) -> int:
@@ -95,8 +105,12 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _sum(piece: Tensor) -> int:
-    data: np.ndarray = piece.numpy()
+def _copied(tensor: Tensor, to_host: Bytes) -> bytes:
+    tensor = tensor.detach() if tensor.dtype in _IN_NUMPY else _bytes_of(tensor)
+    return to_host(tensor).numpy().tobytes()
+
+
+def _sum(data: np.ndarray) -> int:
     whole = data.size // 8 * 8
     words = data[:whole].view(np.uint64)
     if whole < data.size:
