@@ -7,7 +7,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,9 @@ from .check import notes, summary
 from .client import Client, NoAnswer, RequestRefused, Unreachable, connect
 from .costs.asking import check_somebody_answers, is_wanted
 from .progress import ProgressDisplay, ways_on
+from .progress_lines import ProgressLines
 from .resume import values_of
+from .stages import Stages, writer
 from .user_code import UserCodeRefused, settings_of, try_out
 
 _ENDED = ("finished", "stopped", "failed")
@@ -44,14 +46,19 @@ def apply(options: argparse.Namespace) -> int:
     spec, workdir = read_job(options.file)
     form = {"spec": spec.model_dump_json(), "secrets": json.dumps(values_of(spec.secrets))}
     headers = {"Idempotency-Key": options.idempotency_key} if options.idempotency_key else {}
-    with connect(options) as client:
-        # Before trying the code, which takes half a minute.
-        answer = client.post("/jobs/check", data=form, headers=headers, timeout=_CHECK_S) or {}
-    quote = answer.get("quote")
-    check_somebody_answers(options, quote)
-    bundle = packed(spec, workdir, answer)
-    start = answer.get("start")
-    model = check_code(_as_started(spec, start), workdir, compare=not options.skip_comparison)
+    with Stages(writer(options)) as stages:
+        begin = stages.begin
+        begin("asking the manager whether it would take the job")
+        with connect(options) as client:
+            # Before trying the code, which takes half a minute.
+            answer = client.post("/jobs/check", data=form, headers=headers, timeout=_CHECK_S) or {}
+        quote = answer.get("quote")
+        check_somebody_answers(options, quote)
+        begin("packing the code")
+        bundle = packed(spec, workdir, answer)
+        start = answer.get("start")
+        tried = _as_started(spec, start)
+        model = check_code(tried, workdir, compare=not options.skip_comparison, begin=begin)
     _check_start(start, model)
     _check_sizes(spec, answer.get("machines", ()), model)
     if not options.json:
@@ -59,10 +66,12 @@ def apply(options: argparse.Namespace) -> int:
     if quote is not None and not is_wanted(options, spec, quote):
         return NOT_WANTED
     with connect(options) as client:
-        answer = submit(client, form, bundle, options.idempotency_key)
+        with Stages(writer(options)) as stages:
+            stages.begin("submitting the job")
+            answer = submit(client, form, bundle, options.idempotency_key)
         accepted = f"job {answer['job']} accepted; status page: {client.url}"
         if not options.json:
-            print(accepted)
+            print(accepted, flush=True)
         elif options.detach:
             print(json.dumps(answer))
         return 0 if options.detach else follow(client, answer["job"], options.json)
@@ -113,10 +122,13 @@ def follow_command(options: argparse.Namespace) -> int:
 # ---- the check ---------------------------------------------------------------------------------------------
 
 
-def check_code(spec: JobSpec, workdir: Path, *, compare: bool = True) -> dict[str, Any]:
-    """Try the job's code in a separate process; returns facts about its model. Raises `UserCodeRefused`."""
+def check_code(
+    spec: JobSpec, workdir: Path, *, compare: bool = True, begin: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Try the job's code in a separate process, which names its stages to `begin`; returns facts about its
+    model. Raises `UserCodeRefused`."""
     settings = {**settings_of(spec), "max_seconds": _MAX_DRY_RUN_S, "compare": compare}
-    trial = try_out(workdir, spec.entrypoint, settings, spec.envs)
+    trial = try_out(workdir, spec.entrypoint, settings, spec.envs, begin)
     if trial.model is None or trial.error is not None:
         raise UserCodeRefused(trial.refusal if trial.model is None else f"{trial.refusal}\n{_GO_ON}")
     return trial.model
@@ -213,7 +225,8 @@ def follow(client: Client, job: str, as_json: bool) -> int:
 
 
 def _watch(client: Client, job: str) -> dict[str, Any]:
-    with ProgressDisplay(Console(highlight=False)) as display:
+    console = Console(highlight=False, soft_wrap=True)
+    with ProgressDisplay(console) if console.is_terminal else ProgressLines(console) as display:
         for event, data in _events(client, job):
             if event == "status":
                 if display.show(data) and data["status"] not in _ENDED:

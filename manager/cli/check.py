@@ -15,6 +15,7 @@ from rich.console import Console
 from ..spec.job_file import read_job
 from ..spec.job_spec import JobSpecError
 from ..spec.paths import expanded
+from .stages import Stages, writer
 from .user_code import Trial, UserCodeRefused, settings_of, try_out
 
 _EQUAL, _DIFFERS = 0, 2
@@ -76,7 +77,8 @@ def _try(options: argparse.Namespace) -> tuple[Trial, str]:
     if options.memory is not None:
         settings["memory_bytes"] = options.memory
     settings["compare"] = not options.skip_comparison
-    return try_out(workdir.resolve(), entrypoint, settings, envs), entrypoint
+    with Stages(writer(options)) as stages:
+        return try_out(workdir.resolve(), entrypoint, settings, envs, stages.begin), entrypoint
 
 
 def _show(entrypoint: str, model: Mapping[str, Any], console: Console) -> None:

@@ -25,6 +25,7 @@ from .client import Unreachable
 from .option_types import path, positive, size
 from .plan_text import PricedVms, report, request
 from .progress import counted
+from .stages import Stages, writer
 from .suggestions import Parser
 from .warm_up import wait_for_code
 
@@ -116,8 +117,10 @@ def _job(options: argparse.Namespace) -> tuple[JobSpec, dict[str, Any] | None, C
     from .apply import check_code  # here, because most plans use an existing calibration
 
     spec, workdir = read_job(options.file)
-    model = check_code(spec, workdir, compare=not options.skip_comparison)
-    return spec, model, _measured(options, spec, workdir)
+    with Stages(writer(options)) as stages:
+        model = check_code(spec, workdir, compare=not options.skip_comparison, begin=stages.begin)
+        stages.begin("looking for a calibration, or measuring the model")
+        return spec, model, _measured(options, spec, workdir)
 
 
 def _measured(options: argparse.Namespace, spec: JobSpec, workdir: Path) -> CalibrationSource:

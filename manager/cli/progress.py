@@ -34,16 +34,49 @@ def completed(view: dict[str, Any]) -> dict[str, Any]:
     return {**_LATER, "num_vms": len(vms), **view, "vms": vms, "waiting": waiting}
 
 
-class ProgressDisplay:
-    """A context manager that shows progress; pass it job views, and steps if available."""
+class ProgressText:
+    """Prints each morph of a job once its first step is done, and each question to a person."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # `ps` needs none
-
         self._console = console
         self._waiting_since: float | None = None  # when the printed question began
         self._told = ""
         self._shown: set[int] = set()  # generations whose morph was printed
+
+    def show(self, view: dict[str, Any]) -> bool:
+        """Print what is new in a job's view, which is `completed`; returns whether there are new morphs."""
+        since = view["waiting"]["since"] if view["waiting"] else None
+        if since is not None and since != self._waiting_since:
+            for line in (view["reason"], *answers(view)):
+                self.print(line)
+        self._waiting_since = since
+        new = [
+            morph
+            for morph in view["morphs"]
+            if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown
+        ]
+        for morph in new:
+            self._shown.add(morph["generation"])
+            self.print(describe_morph(morph))
+        return bool(new)
+
+    def tell(self, line: str) -> None:
+        """Print a line about the plan that runs, unless it was the last such line."""
+        if line and line != self._told:
+            self._told = line
+            self.print(line)
+
+    def print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+class ProgressDisplay:
+    """A context manager that shows progress on a terminal; pass it job views, and steps if available."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # `ps` needs none
+
+        self._text = ProgressText(console)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -67,39 +100,35 @@ class ProgressDisplay:
     def show(self, view: dict[str, Any]) -> bool:
         """Show a job's view, and print new morphs whose first step is done; returns whether there are any."""
         view = completed(view)
+        fields = fields_of(view)
         self._progress.update(
             self._task,
             description=f"{view['status']:<9}",
             total=view["steps"],
             completed=view["step"],
-            loss=_loss(view),
-            rate="" if view["samples_per_s"] is None else f"{view['samples_per_s']:.0f} samples/s",
-            shape=f"{view['shape']} (PxD)" if view["shape"] else "",
-            doing=view["doing"],
+            loss=fields["loss"],
+            rate=fields["rate"],
+            shape=fields["shape"],
+            doing=fields["doing"],
         )
-        since = view["waiting"]["since"] if view["waiting"] else None
-        if since is not None and since != self._waiting_since:
-            for line in (view["reason"], *answers(view)):
-                self._console.print(line, markup=False, soft_wrap=True)
-        self._waiting_since = since
-        new = [
-            morph
-            for morph in view["morphs"]
-            if "first_step" in morph["phases_s"] and morph["generation"] not in self._shown
-        ]
-        for morph in new:
-            self._shown.add(morph["generation"])
-            self._console.print(describe_morph(morph), markup=False, soft_wrap=True)
-        return bool(new)
+        return self._text.show(view)
 
     def tell(self, line: str) -> None:
         """Print a line about the plan that runs, unless it was the last such line."""
-        if line and line != self._told:
-            self._told = line
-            self._console.print(line, markup=False, soft_wrap=True)
+        self._text.tell(line)
 
     def show_step(self, step: dict[str, Any]) -> None:
-        self._progress.update(self._task, completed=step["step"], loss=_loss(step))
+        self._progress.update(self._task, completed=step["step"], loss=loss_of(step))
+
+
+def fields_of(view: dict[str, Any]) -> dict[str, str]:
+    """The texts of `_FIELDS`."""
+    return {
+        "loss": loss_of(view),
+        "rate": "" if view["samples_per_s"] is None else f"{view['samples_per_s']:.0f} samples/s",
+        "shape": f"{view['shape']} (PxD)" if view["shape"] else "",
+        "doing": view["doing"],
+    }
 
 
 def answers(job: dict[str, Any]) -> list[str]:
@@ -210,5 +239,5 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
-def _loss(view: dict[str, Any]) -> str:
+def loss_of(view: dict[str, Any]) -> str:
     return "" if view["loss"] is None else f"loss {view['loss']:.3f}"

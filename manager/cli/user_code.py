@@ -7,12 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...protocol.messages import JobSettings
+from ...protocol.stages import STAGE
 from ...simulator import Measurements
 from ..spec.job_spec import JobSpec
 from .entrypoint import entrypoint_fault
@@ -51,12 +53,20 @@ def settings_of(spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def try_out(workdir: Path, entrypoint: str, settings: Mapping[str, Any], envs: Mapping[str, str]) -> Trial:
-    """Check the code in a process. Raises `UserCodeRefused` if the code ends that process."""
+def try_out(
+    workdir: Path,
+    entrypoint: str,
+    settings: Mapping[str, Any],
+    envs: Mapping[str, str],
+    begin: Callable[[str], None] = lambda _: None,
+) -> Trial:
+    """Check the code in a process, and call `begin` with each stage. Raises `UserCodeRefused` if the code
+    ends that process."""
     if fault := entrypoint_fault(workdir, entrypoint, envs):  # at once: the process imports torch first
         return Trial(None, f"entrypoint {entrypoint!r}: {fault}", None, None)
     arguments = (str(workdir), entrypoint, json.dumps(settings))
-    answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs)
+    begin("importing torch and your code")
+    answer = _answer_of("makara.worker.check", arguments, workdir, entrypoint, envs, begin)
     return Trial(answer["model"], answer["error"], answer["traceback"], answer["whole_traceback"])
 
 
@@ -88,31 +98,64 @@ def _told(error: str, part: str | None, whole: str | None) -> str:
 
 
 def _answer_of(
-    module: str, arguments: Sequence[str], workdir: Path, entrypoint: str, envs: Mapping[str, str]
+    module: str,
+    arguments: Sequence[str],
+    workdir: Path,
+    entrypoint: str,
+    envs: Mapping[str, str],
+    begin: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run `module` as a program; returns the JSON that it prints last."""
+    """Run `module` as a program; returns the JSON that it prints last. It names its stages on stderr."""
+    command = [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments]
     try:
-        process = subprocess.run(
-            [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments],
+        process = subprocess.Popen(
+            command,
             cwd=workdir,
             env={**os.environ, **envs},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
+            errors="replace",  # the user's code may print what it likes
         )
     except OSError as error:
         if error.errno != errno.E2BIG:
             raise
-        what = "are more than a process can be started with, together with your own environment"
         raise UserCodeRefused(
-            f"envs: {what}; unset large variables here, or shorten those of the job"
+            "envs: together with your own environment they are more than a process can be started with; "
+            "unset large variables here, or shorten those of the job"
         ) from error
-    lines = process.stdout.strip().splitlines()
+    printed, errors = _output(process, begin)
     try:
-        return json.loads(lines[-1])
+        return json.loads(printed.strip().splitlines()[-1])
     except (IndexError, ValueError):
         raise UserCodeRefused(
-            f"entrypoint: {entrypoint} ended its process with status {process.returncode}:\n"
-            f"{process.stderr[-4000:]}"
+            f"entrypoint: {entrypoint} ended its process with status {process.returncode}:\n{errors[-4000:]}"
         ) from None
+
+
+def _output(process: subprocess.Popen[str], begin: Callable[[str], None]) -> tuple[str, str]:
+    """Wait for the end; returns stdout, and stderr without the lines that name stages."""
+    lines: list[str] = []
+
+    def read(stderr: IO[str]) -> None:
+        for line in stderr:
+            if line.startswith(STAGE):
+                begin(line.removeprefix(STAGE).strip())
+            else:
+                lines.append(line)
+
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reader = threading.Thread(target=read, args=(process.stderr,))  # else a full pipe would stop the process
+    with process:
+        reader.start()
+        try:
+            printed = process.stdout.read()
+            process.wait()
+        except BaseException:  # Ctrl-C
+            process.kill()
+            raise
+        finally:
+            reader.join()
+    return printed, "".join(lines)

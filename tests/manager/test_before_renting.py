@@ -18,7 +18,7 @@ from service_process import ServiceProcess
 LARGE = 70_000_000  # parameters
 MODEL = {
     "num_parameters": 2 * LARGE, "num_sections": 2, "shared_parameters": {}, "seconds": 1.0,
-    "parameter_types": ["float32"], "frozen_sections": [], "not_compared": None,
+    "parameter_types": ["float32"], "frozen_sections": [], "not_compared": None, "notes": [],
     "largest_differences": {"loss": 0.0},
     "sections": [{"num_parameters": 10}, {"num_parameters": LARGE}],
 }  # fmt: skip
@@ -63,7 +63,7 @@ class Applied:
 
 @pytest.fixture
 def applied(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Applied:
-    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare: MODEL)
+    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare, begin: MODEL)
     return Applied(tmp_path, capsys)
 
 

@@ -28,6 +28,7 @@ from makara.manager.cli import main as cli
 from makara.manager.cli import show
 from makara.manager.cli.bundle import BundleError, pack
 from makara.manager.cli.progress import ProgressDisplay, describe_morph
+from makara.manager.cli.progress_lines import ProgressLines
 from makara.manager.core.events import StopRequested
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import JobView, job_view
@@ -46,7 +47,7 @@ JOB: dict[str, Any] = {
 RENTED = {"provider": "aws", "region": "us-east-1", "instance_type": "m5.large", "max_nodes": 1}
 MODEL = {
     "num_parameters": 1200, "num_sections": 2, "shared_parameters": {"w": [0, 1]}, "seconds": 1.0,
-    "not_compared": None, "largest_differences": {"loss": 0.0},
+    "not_compared": None, "notes": [], "largest_differences": {"loss": 0.0},
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def job_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def passing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's code passes: its check needs torch, which these tests do without."""
-    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare: MODEL)
+    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare, begin: MODEL)
 
 
 def run(manager: Manager, *arguments: object) -> int:
@@ -147,7 +148,7 @@ def test_leaving_with_control_c_leaves_the_job_alone(
         raise KeyboardInterrupt
 
     job_file.write_text(yaml.safe_dump(JOB | {"training": {"global_batch_size": 4, "steps": 10**6}}))
-    monkeypatch.setattr(ProgressDisplay, "show", interrupt)
+    monkeypatch.setattr(ProgressLines, "show", interrupt)
     assert run(manager, "apply", "-f", job_file) == 0
     shown = capsys.readouterr().out
     assert "the job goes on" in shown
@@ -188,7 +189,7 @@ def test_what_the_manager_refuses_is_said_before_the_code_is_tried(
 ) -> None:
     tried: list[Path] = []
     monkeypatch.setattr(
-        cli_apply, "check_code", lambda spec, workdir, *, compare: tried.append(workdir) or MODEL
+        cli_apply, "check_code", lambda spec, workdir, *, compare, begin: tried.append(workdir) or MODEL
     )
     before = manager.client.get("/jobs")
     job_file.write_text(yaml.safe_dump(JOB | {"checkpoint": {"uri": "file:///dev/null/x"}}))
@@ -359,7 +360,7 @@ def test_code_that_the_manager_would_not_take_is_refused_before_it_is_tried(
     """Found: more than 64 MiB beside the code were refused after half a minute, and nothing set the limit."""
     tried: list[Path] = []
     monkeypatch.setattr(
-        cli_apply, "check_code", lambda spec, workdir, *, compare: tried.append(workdir) or MODEL
+        cli_apply, "check_code", lambda spec, workdir, *, compare, begin: tried.append(workdir) or MODEL
     )
     (job_file.parent / "data.bin").write_bytes(os.urandom(5000))
     service = ServiceProcess(tmp_path_factory.mktemp("small"), options=("--max-bundle", "1KiB"))

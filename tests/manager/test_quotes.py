@@ -27,7 +27,7 @@ from managers import job_spec
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 OFFERS = [offer("a", SPOT, 0.2, 0.6), offer("b", SPOT, 0.3, 0.6), offer("a", ON_DEMAND, 0.6, 0.6)]
 MODEL = {
-    "seconds": 1.0, "not_compared": None, "largest_differences": {"loss": 0.0},
+    "seconds": 1.0, "not_compared": None, "notes": [], "largest_differences": {"loss": 0.0},
     "parameter_types": ["float32"], "frozen_sections": [], "sections": [{"num_parameters": 1200}],
 }  # fmt: skip
 
@@ -127,7 +127,7 @@ def manager(tmp_path: Path) -> Iterator[CloudManager]:
 @pytest.fixture
 def rented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arguments of `makara apply` for a job on a cloud; its code passes, for its check needs torch."""
-    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare: MODEL)
+    monkeypatch.setattr(cli_apply, "check_code", lambda spec, workdir, *, compare, begin: MODEL)
     path = tmp_path / "code" / "job.yaml"
     path.parent.mkdir()
     (path.parent / "train.py").write_text("def build(): ...\n")
@@ -167,6 +167,7 @@ def test_without_a_terminal_a_job_that_costs_money_is_refused_and_its_code_not_t
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     assert cli.main([*rented, *manager.options]) == cli.MISTAKE
     assert capsys.readouterr().err == (
+        "asking the manager whether it would take the job ...\n"
         "makara: the job may cost up to $2.104 an hour, and there is no terminal on which to ask whether it "
         "is wanted: -y (--yes) submits it unasked\n"
     )

@@ -33,6 +33,7 @@ from .global_state import Watch
 from .memory import Needs, refusal
 from .optimizers import check_optimizer
 from .single_sections import run_sections
+from .stages import stage
 
 _NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
 _OWN_FAULT = (
@@ -66,9 +67,11 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     `folder`: of the user's files. Raises `UserCodeError`, `UntraceableModel` naming the call.
     """
     began = time.perf_counter()
+    stage("tracing the model")
     chain = _cut_first(training, settings)
     m = chain.traced.microbatch_size
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
+    stage("checking the optimizer")
     check_optimizer(training, chain, watch, report)
     dataset = call_user_code("Training.dataset", training.dataset)
     batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
@@ -78,8 +81,10 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     left_out, not_run = left_out or no_memory, None
     if left_out is None:
         plain = chain if settings.precision == "fp32" else _cut(training, m, settings, "fp32")
+        stage("comparing one step in sections with one of your module")
         Comparison(training, plain, batches, settings.seed, watch, report).run()
     else:
+        stage("running single sections")
         first = 0 if no_memory else chain.num_sections - 1
         limit = settings.memory_bytes
         batch = batches.micro_batch(0, 0)
@@ -229,6 +234,7 @@ def main() -> None:
     answer: dict[str, Any]
     with contextlib.redirect_stdout(sys.stderr):  # the user's code may print; the answer stands alone
         try:
+            stage(f"calling {entrypoint}")
             training = load_entrypoint(Path(folder), entrypoint)
             model = check(training, CheckSettings.model_validate_json(settings), Path(folder).resolve())
             found = "\n".join(finding["text"] for finding in model["findings"])
