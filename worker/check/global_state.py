@@ -53,7 +53,7 @@ class Watch:
 
     def _look(self, module: nn.Module | None) -> dict[str, object]:
         found: dict[str, object] = {
-            name: [_print(part) for part in _parts(value)] for name, value in self._named(module)
+            name: [fingerprint(part) for part in _parts(value)] for name, value in self._named(module)
         }
         found["the state of Python's random"] = hash(random.getstate())
         found["the state of numpy.random"] = str(np.random.get_state())
@@ -113,14 +113,16 @@ def _parts(value: object, depth: int = _DEPTH) -> Iterator[object]:
             yield from _parts(cast(object, attributes), depth - 1)
 
 
-def _print(part: object) -> object:
-    """Something that compares equal as long as `part` says the same."""
-    if part is None or isinstance(part, bool | int | float | complex | str | bytes):
+def fingerprint(part: object) -> object:
+    """A value that compares equal as long as `part` says the same."""
+    if part is None or isinstance(part, bool | int | float | complex | str | bytes | np.generic):
         return repr(part)
     if isinstance(part, torch.Generator):
-        return _print(part.get_state())
+        return fingerprint(part.get_state())
     if isinstance(part, np.random.Generator):
         return str(part.bit_generator.state)
+    if isinstance(part, np.random.RandomState):
+        return str(part.get_state())
     if isinstance(part, random.Random):
         return hash(part.getstate())
     if not isinstance(part, Tensor):

@@ -2,34 +2,41 @@
 
 Tried on small stand-ins for the parameters, so that it costs nothing at any size: with usual gradients, with
 gradients so large that any clipping shows, and with an infinite one in one section, as loss scaling meets it.
+A few parameters live longer: on other gradients in each step, and down a quadratic.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...model.errors import UserCodeError
 from ...model.partition.partition import Sections
-from ...model.seeds import seed64
-from ...model.training import Training, call_user_code
-from ..sections.optimizers import OwnSettings, make_optimizer
+from ...model.training import Training
 from .calls import Calls
-from .findings import TOLERANCE, Report, differences, some
+from .findings import Report, some
 from .global_state import Watch
+from .kept_state import check_kept_state
 from .random_numbers import FixedNumbers
-
-Gradient = Callable[[str, Tensor], Tensor]  # (parameter's name, its value) -> a gradient
+from .small_optimizers import (
+    LIFE,
+    LIVES,
+    LONG_LIFE,
+    Gradient,
+    Life,
+    SmallOptimizers,
+    differ,
+    large,
+    times,
+    usual,
+)
 
 _FIELD = "Training.optimizer"
-_WEIGHT = 0.05  # standard deviation of the stand-ins
-_LARGEST = 4  # elements along a dimension
-_LARGE = 1e4  # times the usual gradient: beyond any limit that people clip by
-_ROUNDING = 4 * 2.0**-24 * _WEIGHT / TOLERANCE  # a change is known to the rounding of the weight
 _ONE_PER_SECTION = "Makara makes one optimizer per section, from that section's parameters alone"
+_MOST_SECTIONS = 3  # that live longer
+_MOST_PARAMETERS = 6  # of each of them
 
 
 def check_optimizer(training: Training, chain: Sections, watch: Watch, report: Report) -> None:
@@ -48,43 +55,74 @@ class _Probe:
         near = {name for section in sections if self._source in section for name in section}
         self._all = list(chain.trainable_names)
         self._others = [name for name in self._all if name not in near]  # share no section with the source
+        self._few = _few(sections, chain)
+        self._shared = [name for name in chain.shared if name in self._all]
+        self._numbers = FixedNumbers()
 
     def run(self, watch: Watch, report: Report) -> None:
         calls = Calls()
         with calls.watched(), watch.over():
-            whole, parts = self._whole(), self._in_sections()
-            differ = _differ(whole.step(_usual), parts.step(_usual), self._all)
-            differ = differ or _differ(whole.step(_large), parts.step(_large), self._all)
+            whole, parts = self._optimizers([self._all]), self._optimizers(self._sections)
+            differing = self._differ(whole, parts, usual) or self._differ(whole, parts, large)
+            for life in LIVES:
+                differing = differing or self._lives_differ(life)
         parts.check_state()
         calls.blame(_FIELD, report)
+        if report.blames(_FIELD):
+            return
+        if differing:
+            self._blame_update(differing, list(watch.changed), report)
+            return
+        self._check_skipping(report)
+        if self._numbers.counts and self._shared:
+            report.find(
+                _FIELD,
+                f"its step draws random numbers, and {some(self._shared)} is in several sections, which "
+                f"would each draw others for it. {_ONE_PER_SECTION}",
+                "Use an optimizer that draws none, or untie the weights",
+            )
         if not report.blames(_FIELD):
-            if differ:
-                self._blame_update(differ, list(watch.changed), report)
-            else:
-                self._check_skipping(report)
+            check_kept_state(self._training, self._tensors, self._few, report)
 
-    def _whole(self) -> _SmallOptimizers:
-        return _SmallOptimizers(self._training, self._tensors, [self._all])
+    def _optimizers(self, groups: Sequence[Sequence[str]]) -> SmallOptimizers:
+        return SmallOptimizers(self._training, self._tensors, groups)
 
-    def _in_sections(self) -> _SmallOptimizers:
-        return _SmallOptimizers(self._training, self._tensors, self._sections)
+    def _whole_of_few(self) -> SmallOptimizers:
+        return self._optimizers([list(dict.fromkeys(name for section in self._few for name in section))])
 
-    def _blame_update(self, differ: list[str], changed: list[str], report: Report) -> None:
+    def _differ(self, whole: SmallOptimizers, parts: SmallOptimizers, gradient: Gradient) -> list[str]:
+        return differ(
+            whole.step(gradient, fixed=self._numbers), parts.step(gradient, fixed=self._numbers), self._all
+        )
+
+    def _lives_differ(self, life: Life) -> list[str]:
+        whole, parts = self._whole_of_few(), self._optimizers(self._few)
+        fixed = self._numbers if self._numbers.counts else None  # it makes each operation slower
+        lives = (optimizers.play(life, steps=LONG_LIFE, fixed=fixed) for optimizers in (whole, parts))
+        for step, (one, other) in enumerate(zip(*lives, strict=False), 1):
+            if names := differ(one, other, self._all):
+                return names
+            if step >= LIFE and parts.same_settings(whole):
+                break
+        return []
+
+    def _blame_update(self, differing: list[str], changed: list[str], report: Report) -> None:
         if touched := self._coupled():
             report.find(
                 _FIELD,
                 f"the update of {some(touched)} depends on the gradient of {self._source!r} in another "
-                "section, as with a norm over all parameters (LAMB with a global norm, clipping). "
-                f"{_ONE_PER_SECTION}",
-                "Use a norm per parameter; declare clipping as Training(clip_grad_norm=...), which is over "
-                "the whole model",
+                "section, as with a norm over all parameters (LAMB with a global norm, clipping) or a step "
+                f"size that is estimated from all of them (Prodigy, D-Adaptation). {_ONE_PER_SECTION}",
+                "Use an optimizer that looks at one parameter at a time (AdamW, Lion, Adafactor, Muon), with "
+                "a norm per parameter; declare clipping as Training(clip_grad_norm=...), which is over the "
+                "whole model",
             )
             return
         state = f" ({', '.join(changed[:4])} changed)" if changed else " (a global, a shared dict, a counter)"
         report.find(
             _FIELD,
-            f"one over the whole model and one per section update {some(differ)} differently from the same "
-            f"gradients: it keeps state outside `optimizer.state`{state}, or an option or the result depends "
+            f"one over the whole model and one per section update {some(differing)} differently from the "
+            f"same gradients: it keeps state outside `optimizer.state`{state}, or an option or the result depends "
             f"on the order or number of the parameters. {_ONE_PER_SECTION}, on any machine",
             "Keep all state in `self.state[parameter]`, and let a parameter's options (such as lr) follow "
             "from its own name or shape",
@@ -92,19 +130,35 @@ class _Probe:
 
     def _coupled(self) -> list[str]:
         """The parameters of other sections whose update the source's gradient changes."""
-        for gradient in (_usual, _large):
-            plain, again = self._whole().step(gradient), self._whole().step(gradient)
-            if _differ(plain, again, self._all):
+        for gradient in (usual, large):
+            plain, again = (self._one_step(gradient) for _ in range(2))
+            if differ(plain, again, self._all):
                 return []  # it depends on what ran before: no gradient is to blame
-            changed = self._whole().step(_times(gradient, self._source, 3.0))
-            if touched := _differ(plain, changed, self._others):
+            changed = self._one_step(times(gradient, self._source, -3.0))
+            if touched := differ(plain, changed, self._others):
                 return touched
+        for life in LIVES:
+            both = (life, self._turned(life))
+            lives = (self._whole_of_few().play(one, steps=LONG_LIFE, fixed=self._numbers) for one in both)
+            for one, other in zip(*lives, strict=False):
+                if touched := differ(one, other, self._others):
+                    return touched
         return []
+
+    def _one_step(self, gradient: Gradient) -> dict[str, Tensor]:
+        return self._optimizers([self._all]).step(gradient, fixed=self._numbers)
+
+    def _turned(self, life: Life) -> Life:
+        return lambda step: times(life(step), self._source, -3.0)
 
     def _check_skipping(self, report: Report) -> None:
         """An infinite gradient in one section must not decide about the others' update."""
-        gradient = _times(_usual, self._source, math.inf)
-        names = _differ(self._whole().step(gradient), self._in_sections().step(gradient), self._others)
+        gradient = times(usual, self._source, math.inf)
+        whole, parts = self._optimizers([self._all]), self._optimizers(self._sections)
+        try:
+            names = [name for name in self._differ(whole, parts, gradient) if name in self._others]
+        except UserCodeError:
+            return  # it takes no such gradient, and never gets one: a step that overflows is skipped
         if names:
             report.find(
                 _FIELD,
@@ -115,62 +169,17 @@ class _Probe:
             )
 
 
-class _SmallOptimizers:
-    """The user's optimizer, one for each group of names, over parameters with the model's names, types and
-    numbers of dimensions, and a few elements."""
-
-    def __init__(
-        self, training: Training, tensors: Mapping[str, Tensor], groups: Iterable[Sequence[str]]
-    ) -> None:
-        self._made: list[tuple[dict[str, nn.Parameter], torch.optim.Optimizer, OwnSettings]] = []
-        for group in groups:
-            parameters = {name: _small(name, tensors[name]) for name in group}
-            optimizer = make_optimizer(training, list(parameters.items()))
-            assert optimizer is not None, "a group has parameters"
-            self._made.append((parameters, optimizer, OwnSettings(optimizer, 0, scheduled=False)))
-
-    def step(self, gradient: Gradient) -> dict[str, Tensor]:
-        """Each parameter's change. Raises `UserCodeError` when the optimizer raises."""
-        changes: dict[str, Tensor] = {}
-        for parameters, optimizer, _ in self._made:
-            before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-            for name, parameter in parameters.items():
-                parameter.grad = gradient(name, parameter).to(parameter.dtype)
-            with FixedNumbers():
-                call_user_code("optimizer.step()", cast(Callable[[], object], optimizer.step))
-            changes |= {name: parameters[name].detach() - old for name, old in before.items()}
-        return changes
-
-    def check_state(self) -> None:
-        """Raises `UserCodeError` when an optimizer keeps what cannot be saved."""
-        for _, _, settings in self._made:
-            settings.state()
+def _few(sections: Sequence[Sequence[str]], chain: Sections) -> list[list[str]]:
+    """A few parameters, of each kind in a few sections; among them the first one of the model."""
+    last = len(sections) - 1
+    chosen = sorted({last * number // max(1, _MOST_SECTIONS - 1) for number in range(_MOST_SECTIONS)})
+    return [_kinds(sections[index], chain) for index in chosen]
 
 
-def _differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
-    chosen = list(names)
-    apart = differences({n: one[n] for n in chosen}, {n: other[n] for n in chosen}, _ROUNDING)
-    return [name for name, value in apart.items() if value > TOLERANCE]
-
-
-def _small(name: str, tensor: Tensor) -> nn.Parameter:
-    shape = [min(size, _LARGEST) for size in tensor.shape]
-    return nn.Parameter((_normal("weight", name, shape) * _WEIGHT).to(tensor.dtype))
-
-
-def _usual(name: str, value: Tensor) -> Tensor:
-    return _normal("gradient", name, value.shape) * _WEIGHT
-
-
-def _large(name: str, value: Tensor) -> Tensor:
-    return _usual(name, value) * _LARGE
-
-
-def _times(gradient: Gradient, source: str, factor: float) -> Gradient:
-    return lambda name, value: gradient(name, value) * (factor if name == source else 1.0)
-
-
-def _normal(what: str, name: str, shape: Sequence[int]) -> Tensor:
-    return torch.randn(
-        list(shape), generator=torch.Generator().manual_seed(seed64(f"probe {what}", name) >> 1)
-    )
+def _kinds(names: Sequence[str], chain: Sections) -> list[str]:
+    """The first parameter of each kind."""
+    tensors = chain.traced.tensors
+    found: dict[tuple[object, ...], str] = {}
+    for name in names:
+        found.setdefault((name.rpartition(".")[2], tensors[name].dim(), tensors[name].dtype), name)
+    return list(found.values())[:_MOST_PARAMETERS]

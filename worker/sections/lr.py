@@ -26,7 +26,9 @@ class LearningRates:
                 group["lr"] = group["lr"].detach().clone()
         self._optimizer = optimizer
         self._schedule = schedule
-        self._initial = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        # Some optimizers compute a rate of their own where lr is None, such as transformers' Adafactor.
+        self._initial = [float(rate) for rate in rates if isinstance(rate, int | float | Tensor)]
         if schedule is not None and len(self._initial) != len(optimizer.param_groups):
             raise UserCodeError(
                 "Training.schedule: the optimizer's parameter groups have no 'lr' that a schedule could "

@@ -8,6 +8,7 @@ Changes `torch.optim.Optimizer.add_param_group` while the user's function runs: 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, cast
@@ -21,6 +22,8 @@ from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Training, call_user_code
 
 Scalar = int | float | bool | str | None
+SAVED = (Tensor, int, float, bool, str)
+"""The types of an optimizer's settings that are saved with its section."""
 
 _TORCHS_OWN = {"params", "param_names", "param_groups", "state", "defaults"}
 
@@ -34,6 +37,12 @@ def make_optimizer(training: Training, named: Sequence[tuple[str, nn.Parameter]]
         made = cast(object, call_user_code("Training.optimizer", training.optimizer, list(named)))
     if not isinstance(made, Optimizer):
         raise UserCodeError(f"Training.optimizer: expected one torch Optimizer, got {_described(made)}")
+    if _needs_closure(made):
+        raise UserCodeError(
+            f"Training.optimizer: the step of {type(made).__name__} calls a closure, to compute the loss "
+            "several times in one step, and here a step computes it once. Use an optimizer whose step() "
+            "needs no closure, such as AdamW"
+        )
     own = {id(parameter) for _, parameter in named}
     if any(id(held) not in own for group in made.param_groups for held in group["params"]):
         raise UserCodeError(
@@ -41,6 +50,12 @@ def make_optimizer(training: Training, named: Sequence[tuple[str, nn.Parameter]]
             "make it of the (name, parameter) pairs that it is called with"
         )
     return made
+
+
+def _needs_closure(made: Optimizer) -> bool:
+    """As LBFGS does."""
+    _, *parameters = inspect.signature(type(made).step).parameters.values()
+    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def _described(made: object) -> str:
@@ -136,7 +151,7 @@ class OwnSettings:
         return [
             (key, value)
             for key, value in self._places[place].items()
-            if key not in self._skipped and isinstance(value, Tensor | int | float | bool | str)
+            if key not in self._skipped and isinstance(value, SAVED)
         ]
 
     def _refuse_hidden_tensors(self) -> None:

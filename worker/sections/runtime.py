@@ -257,6 +257,7 @@ class SectionRuntime:
         if self.optimizer is None:
             return
         self.set_lr(step)
+        seed_device(self._device, seed64("optimizer", self._seed, step, self.info.index))
         for name, owned in self._owned.items():
             gradient = gradients[name].to(owned.device, owned.dtype)
             owned.grad = gradient if coefficient is None else gradient * coefficient.to(owned.device)
