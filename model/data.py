@@ -12,12 +12,23 @@ from torch import Tensor
 from .errors import UserCodeError
 from .precision import dtype_name
 from .seeds import preserved_randomness, seed64, seed_everything
-from .training import Dataset, call_user_code
+from .training import Dataset, Training, call_user_code
 
 Sample = dict[str, Tensor]
 # Luby and Rackoff need four for a strong permutation; two more, as halves are small for short data.
 _ROUNDS = 6
 _MASK = (1 << 64) - 1
+
+
+def open_dataset(training: Training, seed: int) -> Dataset:
+    """Call `Training.dataset` with Python's, NumPy's and torch's CPU generators seeded by (seed, "dataset"),
+    so that a split or a permutation drawn in it is the same in every process. Restores the generators.
+
+    Raises `UserCodeError` if it raises.
+    """
+    with preserved_randomness():
+        seed_everything(seed64("dataset", seed))
+        return call_user_code("Training.dataset", training.dataset)
 
 
 class SampleOrder:

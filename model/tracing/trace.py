@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument, InputKind
 
-from ..data import Batches
+from ..data import Batches, open_dataset
 from ..errors import UntraceableModel, UserCodeError
 from ..initialisation.initialise import Recording, record
 from ..precision import Precision, autocast
@@ -92,7 +92,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
     Raises `UserCodeError` if the model or data raises or they do not fit together, `UntraceableModel` naming
     the call if the model cannot be one graph.
     """
-    dataset = call_user_code("Training.dataset", training.dataset)
+    dataset = open_dataset(training, seed)
     batch = Batches(dataset, seed, m, m).micro_batch(0, 0)
     try:
         built, recording = call_user_code("Training.model", record, lambda: build_module(training), seed)

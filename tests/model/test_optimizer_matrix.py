@@ -26,6 +26,7 @@ from prodigyopt import Prodigy
 from schedulefree import AdamWScheduleFree, RAdamScheduleFree, SGDScheduleFree
 from torch import Tensor, nn, optim
 from transformers.optimization import Adafactor
+from whole_runtime import whole_runtime
 
 SEED, M, N, STEPS = 5, 2, 4, 8
 SAVED, DEATH = 3, 5  # steps: the death comes after two that are lost with it
@@ -148,6 +149,31 @@ def test_an_optimizer_in_two_stages_with_a_death_is_that_of_a_plain_loop(name: s
     expected, found = plain_loop(training), two_stages_and_a_death(training)
     for weight, value in expected.items():
         torch.testing.assert_close(found[weight], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"])
+def test_an_optimizer_with_weights_for_evaluation_is_noted(name: str) -> None:
+    training, report = of(RIGHT[name]), Report()
+    check_optimizer(training, chain(), watch_for(training, Path(__file__).parent), report)
+    (note,) = report.notes
+    assert "exports hold the weights of training, not those of evaluation" in note
+
+
+@pytest.mark.parametrize("name", ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"])
+def test_weights_for_evaluation_follow_from_what_a_checkpoint_holds(name: str) -> None:
+    """As docs/precision.md says."""
+    section = whole_runtime(chain(), of(RIGHT[name]), SEED).sections[1]
+    for step in range(9):  # RAdam's first steps change nothing
+        section.apply(step, {name: torch.ones_like(p) * (step + 1) for name, p in section.trainable.items()})
+    state = {key: value.clone() for key, value in section.state()[0].items()}
+    optimizer: Any = section.optimizer
+    group = optimizer.param_groups[0]
+    beta = group["betas"][0] if "betas" in group else group["momentum"]
+    optimizer.eval()
+    for weight, parameter in section.trainable.items():
+        found = state[f"weights/{weight}"].lerp(state[f"optimizer/{weight}/z"], 1 - 1 / beta)
+        assert torch.equal(found, parameter.detach())
+        assert not torch.equal(found, state[f"weights/{weight}"])
 
 
 ESTIMATING: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from makara.model.data import Batches
+from makara.model.data import Batches, open_dataset
 from makara.model.partition.partition import Sections
 from makara.model.training import Training
 from makara.worker.sections.buffer_updates import RunningSum
@@ -45,7 +45,7 @@ class Workers:
     def __init__(self, chain: Sections, training: Training, seed: int, global_batch_size: int) -> None:
         self.chain, self.training, self.seed = chain, training, seed
         m = chain.traced.microbatch_size
-        self.batches = Batches(training.dataset(), seed, global_batch_size, m)
+        self.batches = Batches(open_dataset(training, seed), seed, global_batch_size, m)
         self.replicas: list[list[RangeRuntime]] = []
         self.ranges: list[Ranges] = []
         self.attempts: list[int] = []  # that each step took

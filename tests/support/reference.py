@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from makara.model.data import Batches
+from makara.model.data import Batches, open_dataset
 from makara.model.errors import RecipeMismatch
 from makara.model.partition.partition import Sections, split
 from makara.model.precision import Precision
@@ -82,7 +82,8 @@ def run_sections(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """The same, of sections that this process has already, with torch configured."""
     traced = chain.traced
-    batches = Batches(training.dataset(), seed, microbatch_size * num_micro_batches, microbatch_size)
+    dataset = open_dataset(training, seed)
+    batches = Batches(dataset, seed, microbatch_size * num_micro_batches, microbatch_size)
     runtime = whole_runtime(chain, training, seed, device)
     sums = new_sum(chain, chain.trainable_names, num_micro_batches, numerics, device)
     changing = {name: traced.tensors[name] for name in chain.updated_buffers}

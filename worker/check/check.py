@@ -19,19 +19,20 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from ...model.data import Batches, least_sizes
+from ...model.data import Batches, least_sizes, open_dataset
 from ...model.errors import TooFewSamples, UntraceableModel, UserCodeError
 from ...model.partition.partition import Sections, choose_cuts, most_sections, split
 from ...model.precision import Precision, dtype_name
 from ...model.tracebacks import first_line, whole
 from ...model.tracing.trace import TracedModel, trace
-from ...model.training import Training, call_user_code, load_entrypoint
+from ...model.training import Training, load_entrypoint
 from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
 from .coupling import LOSS, loss_ties, made_up_outputs, tell_of_ties
 from .findings import TOLERANCE, Report
 from .global_state import Watch
 from .memory import Needs, refusal
 from .optimizers import check_optimizer
+from .second_reading import SecondReading, second_reading
 from .single_sections import run_sections
 from .stages import stage
 
@@ -60,11 +61,14 @@ class CheckSettings(BaseModel):
     max_seconds: float | None = None
 
 
-def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str, Any]:
+def check(
+    training: Training, settings: CheckSettings, folder: Path, reading: SecondReading | None = None
+) -> dict[str, Any]:
     """What the model is, and what the dry run found (`findings`; none when all is well).
 
     The step is compared in fp32 whatever the job's precision: what is looked for is no matter of rounding.
-    `folder`: of the user's files. Raises `UserCodeError`, `UntraceableModel` naming the call.
+    `folder`: of the user's files. `reading`: another process, whose samples must be the same. Raises
+    `UserCodeError`, `UntraceableModel` naming the call.
     """
     began = time.perf_counter()
     stage("tracing the model")
@@ -73,7 +77,7 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
     stage("checking the optimizer")
     check_optimizer(training, chain, watch, report)
-    dataset = call_user_code("Training.dataset", training.dataset)
+    dataset = open_dataset(training, settings.seed)
     batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
     needs = Needs(chain)
     left_out = _keep_apart(watch, report) or _unwanted(settings, needs)
@@ -93,6 +97,9 @@ def check(training: Training, settings: CheckSettings, folder: Path) -> dict[str
         if not report.findings:
             _try_loss_alone(training, chain.traced, batches, report)
     tell_of_ties(report, m, settings.microbatch_size is not None, settings.global_batch_size)
+    if reading is not None and not report.blames("Training.dataset"):
+        found = reading.compare(dataset, settings.seed)
+        report.findings += [found] if found else []
     return {
         **_describe(chain),
         "num_samples": len(dataset),
@@ -234,9 +241,11 @@ def main() -> None:
     answer: dict[str, Any]
     with contextlib.redirect_stdout(sys.stderr):  # the user's code may print; the answer stands alone
         try:
+            given = CheckSettings.model_validate_json(settings)
             stage(f"calling {entrypoint}")
-            training = load_entrypoint(Path(folder), entrypoint)
-            model = check(training, CheckSettings.model_validate_json(settings), Path(folder).resolve())
+            with second_reading(Path(folder), entrypoint, given.seed) as reading:
+                training = load_entrypoint(Path(folder), entrypoint)
+                model = check(training, given, Path(folder).resolve(), reading)
             found = "\n".join(finding["text"] for finding in model["findings"])
             answer = {"ok": not found, "model": model, "error": found or None} | _NO_TRACEBACK
         except (UserCodeError, UntraceableModel) as error:

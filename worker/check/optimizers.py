@@ -35,6 +35,11 @@ from .small_optimizers import (
 
 _FIELD = "Training.optimizer"
 _ONE_PER_SECTION = "Makara makes one optimizer per section, from that section's parameters alone"
+_MODES = (
+    "Training.optimizer has train() and eval(): checkpoints and exports hold the weights of training, not "
+    "those of evaluation. Compute these from a checkpoint, which holds the optimizer's state, too "
+    '(docs/precision.md, "Weights for evaluation")'
+)
 _MOST_SECTIONS = 3  # that live longer
 _MOST_PARAMETERS = 6  # of each of them
 
@@ -67,6 +72,8 @@ class _Probe:
             for life in LIVES:
                 differing = differing or self._lives_differ(life)
         parts.check_state()
+        if whole.has_modes:
+            report.notes.append(_MODES)
         calls.blame(_FIELD, report)
         if report.blames(_FIELD):
             return
@@ -122,8 +129,8 @@ class _Probe:
         report.find(
             _FIELD,
             f"one over the whole model and one per section update {some(differing)} differently from the "
-            f"same gradients: it keeps state outside `optimizer.state`{state}, or an option or the result depends "
-            f"on the order or number of the parameters. {_ONE_PER_SECTION}, on any machine",
+            f"same gradients: it keeps state outside `optimizer.state`{state}, or an option or the result "
+            f"depends on the order or number of the parameters. {_ONE_PER_SECTION}, on any machine",
             "Keep all state in `self.state[parameter]`, and let a parameter's options (such as lr) follow "
             "from its own name or shape",
         )

@@ -63,6 +63,11 @@ class SmallOptimizers:
     def first(self) -> torch.optim.Optimizer:
         return self._made[0][1]
 
+    @property
+    def has_modes(self) -> bool:
+        """Whether it holds other weights for evaluation, as schedule-free optimizers do."""
+        return all(callable(getattr(self.first, mode, None)) for mode in ("train", "eval"))
+
     def step(self, gradient: Gradient, *, fixed: FixedNumbers | None = None) -> dict[str, Tensor]:
         """Each parameter's change, with random numbers that `fixed` decides. Raises `UserCodeError` when the
         optimizer raises."""

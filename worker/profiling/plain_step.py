@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...model.data import Batches
+from ...model.data import Batches, open_dataset
 from ...model.tracing.calling import forward_call
 from ...model.training import Training, build_module, load_entrypoint, set_training_mode, sum_and_weight
 
@@ -28,7 +28,7 @@ def plain_step_s(training: Training, global_batch_size: int, m: int) -> float:
     torch.set_num_threads(1)
     module: Any = build_module(training)
     set_training_mode(module)
-    batches = Batches(training.dataset(), 0, global_batch_size, m)
+    batches = Batches(open_dataset(training, 0), 0, global_batch_size, m)
     batch = batches.micro_batch(0, 0)
     call = forward_call(module, batch, training.forward_kwargs)
     times: list[float] = []

@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...model.data import Batches
+from ...model.data import Batches, open_dataset
 from ...model.partition.partition import CutTensor, Sections
-from ...model.training import Training, call_user_code
+from ...model.training import Training
 from ...protocol.survey import SectionRow
 from ...simulator.calibration.assembly import timed_of
 from ...simulator.calibration.measurements import HALVES
@@ -93,7 +93,7 @@ def measure_section(chain: Sections, index: int, conditions: Conditions) -> Sect
 
 def batch_of(training: Training, seed: int, m: int) -> dict[str, Tensor]:
     """A micro-batch of m samples."""
-    dataset = call_user_code("Training.dataset", training.dataset)
+    dataset = open_dataset(training, seed)
     return Batches(dataset, seed, m, m).micro_batch(0, 0)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ...model.data import Batches
+from ...model.data import Batches, open_dataset
 from ...model.errors import RecipeMismatch
 from ...model.partition.partition import Sections, split
 from ...model.tracing.trace import trace
-from ...model.training import Training, call_user_code
+from ...model.training import Training
 from ...protocol.messages import JobSettings, Recipe
 from ..execution.partial_sums import PartialSums
 from ..execution.state import ModelState
@@ -52,7 +52,7 @@ def build_model(training: Training, job: JobSettings, recipe: Recipe) -> Model:
         raise other_graph(traced.graph_hash, recipe.graph_hash)
     chain = split(traced, recipe.cuts)
     device = pick_device(recipe.device_kind)
-    dataset = call_user_code("Training.dataset", training.dataset)
+    dataset = open_dataset(training, job.seed)
     batches = Batches(dataset, job.seed, job.global_batch_size, recipe.microbatch_size)
     sums = PartialSums(chain, recipe.num_micro_batches, job.numerics, device)
     state = ModelState(RangeRuntime(chain, training, job.seed, device), training.clip_grad_norm, sums)
