@@ -1,7 +1,7 @@
 """`python -m benchmarks [part...]`: each part prints a table and writes benchmarks/results/<part>.json.
 
-Without names, all parts run that the machine can, in the order below. A part is a module with `TITLE` and
-`rows()`; it is imported when it runs.
+Without names, all parts run that the machine can, in the order below, except `models`, which needs further
+libraries. A part is a module with `TITLE` and `rows()`; it is imported when it runs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PARTS = {
     "goodput": "policies on a spot market of a few minutes, real processes beside a replay (half an hour)",
     "rests": "a death within a long step: the rest of it, as simulated and as measured (10 minutes)",
     "links": "the same over emulated links, and the simulation (3 minutes)",
+    "models": "models drawn from four libraries by --seed, beside eager (--count 60: 20 minutes)",
     "gpu": "trainers on a GPU beside plain PyTorch, if there is one (3 minutes)",
 }
 
@@ -54,8 +55,10 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(PARTS))
     parser.add_argument("--minutes", type=float, default=60.0, help="how long `clouds` watches")
     parser.add_argument("--quick", action="store_true", help="of `markets` a few; nothing is written")
+    parser.add_argument("--seed", default="0", help="draws the models of `models`")
+    parser.add_argument("--count", type=int, default=60, help="how many models `models` checks")
     arguments = parser.parse_args()
-    everything = [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
+    everything = [part for part in PARTS if part != "models" and (part != "gpu" or torch.cuda.is_available())]
     parts: list[str] = arguments.parts or everything
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"part: {unknown[0]!r} is none of {', '.join(PARTS)}")
@@ -63,7 +66,11 @@ def main() -> None:
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
     for part in parts:
         module = importlib.import_module(f".{part}", __package__)
-        given = {"clouds": {"minutes": arguments.minutes}, "markets": {"quick": arguments.quick}}
+        given = {
+            "clouds": {"minutes": arguments.minutes},
+            "markets": {"quick": arguments.quick},
+            "models": {"seed": arguments.seed, "count": arguments.count},
+        }
         rows = module.rows(**given.get(part, {}))
         for _, alike in itertools.groupby(rows, key=list):  # one table for all rows with the same columns
             show(part, module.TITLE, list(alike))
