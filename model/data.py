@@ -88,6 +88,7 @@ class Batches:
         self._seed = seed
         self._global_batch_size = global_batch_size
         self._m = m
+        _refuse_other_kinds(dataset)
         self._length = call_user_code("dataset: len()", len, dataset)
         if self._length < 1:
             raise UserCodeError("dataset: len() is 0; expected at least one sample")
@@ -134,14 +135,35 @@ class Batches:
         return sample
 
 
+def _refuse_other_kinds(dataset: object) -> None:
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        raise UserCodeError(
+            "Training.dataset: it returns a DataLoader; return the dataset that the loader reads. Makara "
+            "shuffles, batches and collates samples itself"
+        )
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserCodeError(
+            f"Training.dataset: it returns a {type(dataset).__name__}; expected an object with __len__ and "
+            "__getitem__(index), such as a torch.utils.data.Dataset: workers read samples in any order"
+        )
+
+
 def _as_tensors(index: int, sample: object) -> Sample:
     if not isinstance(sample, Mapping) or not sample:
         raise UserCodeError(f"dataset[{index}]: expected a dict of tensors, got {type(sample).__name__}")
     entries = cast(Mapping[str, object], sample)
-    return {
-        name: call_user_code(f"dataset[{index}][{name!r}]", torch.as_tensor, entries[name])
-        for name in sorted(entries)
-    }
+    return {name: _as_tensor(f"dataset[{index}][{name!r}]", entries[name]) for name in sorted(entries)}
+
+
+def _as_tensor(place: str, value: object) -> Tensor:
+    inner = value[0] if isinstance(value, list | tuple) and value else value
+    if isinstance(inner, Mapping | str | bytes | Tensor) and not isinstance(value, Tensor):
+        kind = type(value).__name__ + (f" of {type(inner).__name__}" if inner is not value else "")
+        raise UserCodeError(
+            f"{place}: expected a tensor, an array or numbers, got a {kind}. Make each part an entry of its "
+            "own, a tensor of one shape for all samples: pad boxes and labels to a fixed number, with a mask"
+        )
+    return call_user_code(place, torch.as_tensor, value)
 
 
 def _form(value: Tensor) -> str:

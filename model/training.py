@@ -148,6 +148,8 @@ def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs:
     """Call `function(*args, **kwargs)`; an exception becomes a `UserCodeError` that begins with `what`."""
     try:
         return function(*args, **kwargs)
+    except UserCodeError:
+        raise  # it names its place
     except Exception as error:
         raise user_error(what, error) from error
 
@@ -170,7 +172,15 @@ def raised_by_user(error: Exception) -> bool:
 
 def sum_and_weight(loss: Any) -> tuple[Any, Any]:
     """What a user's loss returned, as (sum, weight): a loss without a weight is a mean and counts as 1."""
-    return cast(tuple[Any, Any], loss) if isinstance(loss, tuple) else (loss, 1.0)
+    if not isinstance(loss, tuple):
+        return loss, 1.0
+    values = cast(tuple[Any, ...], loss)
+    if len(values) != 2:
+        raise UserCodeError(
+            f"Training.loss: it returns {len(values)} values; expected a scalar tensor (a mean) or (sum, "
+            "weight). Return the loss alone, without logits or metrics"
+        )
+    return values[0], values[1]
 
 
 def _check_mapping(name: str, value: object) -> None:

@@ -102,7 +102,7 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return None
     target = targets[0]
     packet: Any = getattr(_aten, name.removeprefix("aten::").removesuffix("_"), None)
-    overload = getattr(packet, overload_of(node.target), None)
+    overload = _functional(packet, node.target)
     if overload is None or target is not node.args[0] or _seen_elsewhere(graph, node, target):
         return None
     if not _does_the_same(overload, node):
@@ -111,6 +111,19 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     for user in [user for user in target.users if user is not node and _after(user, node)]:
         user.replace_input_with(target, node)
     return target
+
+
+def _functional(packet: Any, in_place: Any) -> Any:
+    """The overload of `packet` that takes what `in_place` takes; None if there is none. Names do not tell:
+    `pow_.Scalar` takes a tensor and a number, `pow.Scalar` a number and a tensor."""
+    wanted = [str(argument.type) for argument in in_place._schema.arguments]
+    names = [overload_of(in_place), *(packet.overloads() if packet is not None else ())]
+    found = (getattr(packet, name, None) for name in names)
+    return next((one for one in found if one is not None and _types(one) == wanted), None)
+
+
+def _types(overload: Any) -> list[str]:
+    return [str(argument.type) for argument in overload._schema.arguments]
 
 
 def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:

@@ -33,12 +33,17 @@ from .flow import gradient_flow, outputs_with_gradient, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .layouts import keep_copies, refuse_strided_parts
-from .nodes import value_of
+from .nodes import tensors_of, value_of
 from .recurrent import split_layers
 from .regions import flatten
 from .scan import refuse_unheld
 from .source import stack_line
 from .updates import BufferUpdate, isolate, settle
+
+_SPARSE = (
+    "a sparse tensor, which has no memory that could be sent or laid out. Use dense matrices, or index_add "
+    "and scatter_add over lists of edges"
+)
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
     try:
         built, recording = call_user_code("Training.model", record, lambda: build_module(training), seed)
     except UserCodeError as error:
+        if "Cannot access storage of Sparse" in error.message:
+            raise UserCodeError(f"Training.model: it makes {_SPARSE}", error.traceback) from error
         if "UninitializedParameter" not in error.message:
             raise
         raise UserCodeError(
@@ -106,6 +113,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
     model: object = built
     if not isinstance(model, nn.Module):
         raise UserCodeError(f"Training.model: expected a torch.nn.Module, got {type(model).__name__}")
+    _refuse_scripted(model)
     evaluating = set_training_mode(model)
     refuse_unheld(model)
     call = forward_call(model, batch, training.forward_kwargs)
@@ -133,6 +141,7 @@ def _describe(
     out_spec = program.call_spec.out_spec
     assert out_spec is not None, "an exported program says how its outputs nest"
     _refuse_values_in_python(program.graph)
+    _refuse_sparse(program.graph)
     constants = settle_constants(
         program, model, recording.fake_mode, groups[InputKind.CONSTANT_TENSOR], {**parameters, **buffers}
     )
@@ -224,6 +233,22 @@ def _refuse_object(program: torch.export.ExportedProgram, place: str, name: str)
             line,
         )
     raise UntraceableModel(f"forward uses {name}, a {kind}, which is no tensor. Use tensors", line)
+
+
+def _refuse_scripted(model: nn.Module) -> None:
+    for name, part in model.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            which = f"its module {name!r} is" if name else "the model is"
+            raise UserCodeError(
+                f"Training.model: {which} scripted or traced by torch.jit, which torch.export does not read. "
+                "Return it without torch.jit.script or torch.jit.trace"
+            )
+
+
+def _refuse_sparse(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if any(value.layout != torch.strided for value in tensors_of([node])):
+            raise UntraceableModel(f"forward makes {_SPARSE}", stack_line(node))
 
 
 def _refuse_values_in_python(graph: fx.Graph) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
+import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -184,6 +187,55 @@ class Custom(Layer):
         return Double.apply(super().forward(x))
 
 
+class Hurried(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * (1 + time.perf_counter() % 1)
+
+
+class Restless(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return Hurried.apply(super().forward(x))
+
+
+def scripted() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(nn.Linear(WIDTH, WIDTH))
+
+
+class Clock(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * (1 + time.perf_counter() % 1)
+
+
+@functools.lru_cache
+def table(size: int) -> Tensor:
+    return torch.arange(size, dtype=torch.float32)
+
+
+class Cached(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + table(WIDTH) * self.linear(x)
+
+
+class Sparse(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        columns = x.flatten(0, 1).t()
+        return x + torch.sparse.mm(torch.eye(WIDTH).to_sparse(), columns).t().view_as(x)
+
+
+class Powers(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        squares = torch.arange(WIDTH)
+        squares.pow_(2)
+        return x + 0.01 * squares * self.linear(x)
+
+
 class Mates(Layer):
     """Attends to the other samples of the micro-batch."""
 
@@ -252,6 +304,10 @@ def pairs(output: Tensor, batch: Batch) -> Tensor:
     return F.cross_entropy(ends[0] @ ends[1].T / 0.1, torch.arange(len(output)))
 
 
+def three(output: Tensor, batch: Batch) -> Any:
+    return loss(output, batch), torch.tensor(1.0), output.detach()
+
+
 def noisy(output: Tensor, batch: Batch) -> Tensor:
     wanted = F.one_hot(batch["targets"], WIDTH) + 0.1 * torch.randn_like(output)
     return F.mse_loss(output, wanted)
@@ -282,6 +338,11 @@ def scaled(output: Tensor, batch: Batch) -> Tensor:
 
 
 # ---- data --------------------------------------------------------------------------------------------------
+
+
+class Detections(Data):
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "boxes": [{"box": torch.zeros(2, 4)}]}
 
 
 class Drawn(Data):

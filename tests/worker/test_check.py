@@ -17,7 +17,7 @@ import tying_optimizers
 import user_models
 from coupled_models import Net, sound
 from makara.manager.cli import main as cli
-from makara.model.errors import UntraceableModel
+from makara.model.errors import UntraceableModel, UserCodeError
 from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.worker import Training
@@ -36,6 +36,7 @@ SUPPORT = FOLDER / "support"
 def nothing_left() -> Iterator[None]:
     yield
     coupled_models.SHARED.clear()
+    coupled_models.table.cache_clear()
     coupled_models.KNOB["scale"] = 1.0
 
 
@@ -188,6 +189,11 @@ def test_noise_buffers_that_move_and_distributions_tie_no_samples(training: Trai
     assert report["notes"] == []
 
 
+def test_an_integer_tensor_is_raised_to_a_power_in_place() -> None:
+    """Found: `pow_.Scalar` was taken for `pow.Scalar`, which takes its arguments the other way round."""
+    assert findings(sound(model=lambda: Net(coupled_models.Powers))) == []
+
+
 def test_the_report_says_what_the_model_is() -> None:
     report = examine(models.untied_mlp(), num_sections=3)
     assert report["num_sections"] == len(report["sections"]) == 3
@@ -335,6 +341,36 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
     "a buffer that is changed": (net(coupled_models.History), ("layers.0.seen", "average_buffers")),
     "weights tied in forward": (lambda: sound(model=coupled_models.Tying), ("weight", "in the constructor")),
     "Python's random numbers": (lambda: sound(model=coupled_models.Lucky), ("random", "torch.rand")),
+    "a backward that reads a clock": (
+        net(coupled_models.Restless),
+        (
+            "the losses agree, but the gradients",
+            "when the same step is run again",
+            "a function of its arguments",
+        ),
+    ),
+    "a clock": (net(coupled_models.Clock), ("Your module alone gives another loss", "a clock")),
+    "a tensor in a cache": (
+        net(coupled_models.Cached),
+        ("stores a tensor in the global coupled_models.table", "Pass the value on"),
+    ),
+    "a sparse matrix": (net(coupled_models.Sparse), ("a sparse tensor", "Use dense", "coupled_models.py:")),
+    "a scripted module": (
+        net(coupled_models.scripted),
+        ("'layers.0' is scripted", "without torch.jit.script"),
+    ),
+    "a loader in place of data": (
+        lambda: sound(dataset=lambda: torch.utils.data.DataLoader(coupled_models.Data())),
+        ("returns a DataLoader; return the dataset",),
+    ),
+    "a list of dicts in a sample": (
+        lambda: sound(dataset=coupled_models.Detections),
+        ("dataset[0]['boxes']", "got a list of dict", "an entry of its own"),
+    ),
+    "three values from the loss": (
+        lambda: sound(loss=coupled_models.three),
+        ("Training.loss: it returns 3 values; expected a scalar tensor",),
+    ),
     "a hook of a module": (net(coupled_models.Hooked), ("'layers.0' (Hooked)", "hook")),
     "a hook of a tensor": (net(coupled_models.TensorHooked), ("register_hook", "coupled_models.py:")),
     "hooks that the optimizer leaves": (
@@ -349,7 +385,7 @@ def test_a_model_that_is_more_than_its_graph_is_named(what: str) -> None:
     build, said = MODELS[what]
     try:
         told = "\n".join(findings(build()))
-    except UntraceableModel as error:  # what can be told without a step is told before one
+    except (UntraceableModel, UserCodeError) as error:  # what can be told without a step is told before one
         told = str(error)
     for text in said:
         assert text in told

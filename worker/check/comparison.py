@@ -9,7 +9,7 @@ beyond what the user's own step differs by when its weights change by their last
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ...model.data import Batches
-from ...model.partition.partition import Sections
+from ...model.partition.partition import Sections, split
 from ...model.tracing.scan import refuse_unheld
 from ...model.training import Training
 from .eager import CheckedStep, EagerModel
@@ -118,6 +118,10 @@ class Comparison:
                 "Compute from arguments, parameters and buffers alone: return a value instead of storing it, "
                 "and make state that training must keep a buffer"
             )
+        elif self._varies:
+            said += ". Your module alone gives another loss when the same step is run again, with the same "
+            said += "random numbers of torch: it reads a clock, a counter, or a generator that is not torch's"
+            remedy = "Compute from arguments, parameters and buffers alone; draw with torch's generators"
         elif first > 0:
             said += ", although that of the first is the same: the first left something behind"
             remedy = "Keep no state between calls of forward, except in buffers"
@@ -145,14 +149,52 @@ class Comparison:
                 "Use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)",
             )
             return False
+        cause, remedy = self._cause_of_gradients(names)
         self._report.find(
             "the model's backward",
-            f"the losses agree, but the gradients of {len(names)} parameters do not: {some(names)}. The last "
-            f"of them in the model, {names[-1]!r}, is nearest to the cause. What autograd cannot see in a "
-            "traced graph acts there, such as a custom backward",
-            "Express it with differentiable operations in forward",
+            f"the losses agree, but the gradients of {len(names)} parameters do not: {some(names)}. {cause}",
+            remedy,
         )
         return False
+
+    def _cause_of_gradients(self, names: Sequence[str]) -> tuple[str, str]:
+        """(what makes them differ, what to do), by experiment: the module once more; one section, uncut."""
+        theirs = {name: self._theirs.gradients[name] for name in names if name in self._theirs.gradients}
+        again = differences(theirs, {n: self._again.gradients[n] for n in theirs}, self._floor)
+        if max(again.values(), default=0.0) > TOLERANCE:
+            return (
+                "Your module's own differ when the same step is run again: its backward draws random "
+                "numbers, keeps state, or runs an operation that is not deterministic",
+                "Make the backward a function of its arguments; a custom operation must add in a fixed order",
+            )
+        one = split(self._chain.traced, [])
+        whole = SectionedModel(one, checked_loss(self._training), self._batches, self._seed)
+        with FixedNumbers():
+            uncut = whole.step().gradients
+        apart = differences({n: uncut[n] for n in theirs if n in uncut}, theirs, self._floor)
+        if max(apart.values(), default=0.0) <= TOLERANCE and self._chain.num_sections > 1:
+            return (
+                "In one section they agree, so the cuts make the difference, not your code: an operation "
+                f"before a cut, near {names[-1]!r}, depends on the memory layout of its gradient",
+                "Please report it; parallelism.num_sections: 1 trains the model right, and Training.cuts may "
+                "put the cuts elsewhere",
+            )
+        return (
+            f"The last of them in the model, {names[-1]!r}, is nearest to the cause. One section without "
+            "cuts differs as well, and your module gives the same gradients twice: what autograd cannot see "
+            "in a traced graph acts there, such as a custom backward",
+            "Express it with differentiable operations in forward",
+        )
+
+    @cached_property
+    def _again(self) -> CheckedStep:
+        """The user's module once more."""
+        with FixedNumbers():
+            return self._eager.step(0)
+
+    @property
+    def _varies(self) -> bool:
+        return max(_losses_apart(self._again, self._theirs)) > TOLERANCE
 
     def _note_zeros(self) -> None:
         """Where the loss looks at values, all outputs are taken to be used (`outputs_with_gradient`)."""
@@ -232,6 +274,9 @@ class Comparison:
         found: dict[str, Mapping[str, float]] = {"loss": {}, "gradient": {}, "buffer": {}}
         if self._watch.changed:
             return found  # a second run would begin from what the first one changed
+        again = differences(self._again.gradients, self._theirs.gradients, self._floor)
+        if self._varies or max(again.values(), default=0.0) > _OTHER_NUMBERS:
+            return found  # the module is not the same function twice, so a third run would tell nothing
         largest_move = self._eager.move_last_bits()
         with FixedNumbers():
             moved = self._eager.step(0)

@@ -5,6 +5,8 @@ Tells a fake tensor from a real one: checked with torch 2.13.
 
 from __future__ import annotations
 
+import functools
+import gc
 import random
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -23,6 +25,7 @@ from ...model.torch_private.modules import OWN_FIELDS
 
 _DEPTH = 3
 _MANY = 1000
+_CACHES = type(functools.lru_cache(len))
 
 
 class Watch:
@@ -49,7 +52,11 @@ class Watch:
     def leaked(self) -> list[str]:
         """What holds a fake tensor after tracing: a value that forward stored outside the model."""
         named = self._named(None)
-        return [name for name, value in named if any(isinstance(x, FakeTensor) for x in _parts(value))]
+        return [
+            name
+            for name, value in named
+            if any(isinstance(x, FakeTensor) for held in (value, *_cached(value)) for x in _parts(held))
+        ]
 
     def _look(self, module: nn.Module | None) -> dict[str, object]:
         found: dict[str, object] = {
@@ -70,7 +77,7 @@ class Watch:
                     yield f"the global {file.__name__}.{name}", value
                 if isinstance(value, type) and value.__module__ == file.__name__:
                     for own, inner in vars(value).items():
-                        if not own.startswith("__") and not callable(inner):
+                        if not own.startswith("__") and (isinstance(inner, _CACHES) or not callable(inner)):
                             yield f"the class attribute {file.__name__}.{name}.{own}", inner
         for name, function in self._functions.items():
             for free, value in _closure(function).items():
@@ -92,6 +99,11 @@ def _closure(function: Callable[..., Any]) -> dict[str, object]:
         return {} if own is None or isinstance(own, ModuleType) else {"self": own}
     cells = zip(inner.__code__.co_freevars, inner.__closure__, strict=True)
     return {name: cell.cell_contents for name, cell in cells if cell != CellType()}  # not the empty ones
+
+
+def _cached(value: object) -> list[object]:
+    """The results that a function under `functools.lru_cache` keeps; they have no other name."""
+    return gc.get_referents(value) if isinstance(value, _CACHES) else []
 
 
 def _parts(value: object, depth: int = _DEPTH) -> Iterator[object]:
