@@ -23,7 +23,7 @@ state about three times, so that a sixteenth of it costs little beside even the 
 _LEAST_BYTES = 4 << 20  # of a portion: in smaller ones, finding the tensors would cost more than their bytes
 _STATE = 3  # bytes of state for each of parameters, with Adam: only the number of portions depends on it
 _OFFSET = 5  # places in the round between the first portions of neighbouring sections
-_SMALL_BYTES = 32 << 10
+_SMALL_BYTES = 256 << 10
 _PIECE_BYTES = 16 << 20  # looked at between two looks at `stopped`
 _ROW = 1 << 13  # words; their factors fit into a CPU's second-level cache
 _MOST_ROWS = _PIECE_BYTES // (8 * _ROW)
@@ -89,8 +89,9 @@ def _chunks(tensors: Sequence[Tensor], portion: int, portions: int, to_host: Byt
         if start < end and tensor.nbytes <= _SMALL_BYTES:
             small.append(_copied(tensor, to_host)[start:end])
         elif start < end:
-            for piece in _bytes_of(tensor)[start:end].split(_PIECE_BYTES):
-                yield to_host(piece).numpy()
+            data = _bytes_of(tensor)
+            for at in range(start, end, _PIECE_BYTES):
+                yield to_host(data[at : min(at + _PIECE_BYTES, end)]).numpy()
     joined = np.frombuffer(b"".join(small), np.uint8)
     for at in range(0, joined.size, _PIECE_BYTES):
         yield joined[at : at + _PIECE_BYTES]
