@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -42,34 +43,40 @@ def copy_checkpoint(
     *,
     step: int | None = None,
     below: int | None = None,
+    on_skip: Callable[[CheckpointRef, str], None] = lambda _checkpoint, _why: None,
 ) -> tuple[CheckpointRef, CheckpointRef | None]:
     """Copy the newest readable checkpoint of `source_job`, or that of `step`, as the first of `job`.
 
     Checkpoints of step `below` and later are skipped, because they leave nothing to train. Each part is
     checked; the copy is listed by a head of generation 0, which nobody has opened. Returns (the checkpoint of
     `job`, its source); the source is None if an earlier call, whose answer was lost, made the copy. Repeated,
-    it goes on where it was cut off. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun
-    already, and the stores' errors.
+    it goes on where it was cut off. `on_skip` is called with each checkpoint that is newer than the
+    copied one, and why it was not copied. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has
+    begun already, and the stores' errors.
     """
-    reasons: list[str] = []
+    reasons: dict[CheckpointRef, str] = {}
     for look in range(1, _LOOKS + 1):
         earlier = _begun(read_head(store, job), store)
         if earlier is not None:
             return earlier, None
         for checkpoint in published(source, source_job, step):
             if below is not None and checkpoint.step >= below:
-                reasons.append(f"{checkpoint}: {checkpoint.step} of {below} steps (training.steps) are made")
+                reasons[checkpoint] = f"{checkpoint.step} of {below} steps (training.steps) are made"
                 continue
             try:
                 manifest = load_manifest(source, source_job, checkpoint)
-                return _copy(source, manifest, store, job), checkpoint
+                copied = _copy(source, manifest, store, job)
             except (Corrupt, NotFound) as error:
-                reasons.append(f"{checkpoint}: {error}")
+                reasons[checkpoint] = str(error)
                 if look < _LOOKS and not _is_listed(source, source_job, checkpoint):
                     break  # retired meanwhile, since newer ones were published
-    raise NoReadable(
-        f"job {source_job} in {source.uri}: none can be gone on from: {'; '.join(dict.fromkeys(reasons))}"
-    )
+            else:
+                for skipped, why in reasons.items():
+                    if skipped.age_rank > checkpoint.age_rank:
+                        on_skip(skipped, why)
+                return copied, checkpoint
+    why = "; ".join(f"{checkpoint}: {reason}" for checkpoint, reason in reasons.items())
+    raise NoReadable(f"job {source_job} in {source.uri}: none can be gone on from: {why}")
 
 
 def _is_listed(store: Store, job: str, checkpoint: CheckpointRef) -> bool:

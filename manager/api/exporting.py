@@ -58,11 +58,17 @@ async def export_now(service: Service, job: Job, step: int | None, secrets: Mapp
     def call() -> Export:
         store: Store = open_for(spec, {**service.files.secrets(job.job), **secrets}, service.config.stores)
         scratch.mkdir(parents=True, exist_ok=True)
-        return export(store, job.job, published(store, job.job, step)[0], scratch=scratch)
+        wanted = published(store, job.job, step)[0]
+        try:
+            return export(store, job.job, wanted, scratch=scratch)
+        except (Corrupt, Incomplete, NotFound) as error:
+            others = [str(c.step) for c in published(store, job.job) if c != wanted]
+            advice = f"; --step exports another: {', '.join(others)}" if others else ""
+            raise NoReadable(f"the checkpoint of step {wanted.step} is damaged: {error}{advice}") from error
 
     try:
         done = await service.admission.export(job.job, call)
-    except (Corrupt, Incomplete, NoReadable, NotFound, StoreRefused) as error:
+    except (NoReadable, StoreRefused) as error:
         raise JobSpecError([("step", str(error))]) from error
     place = spec.checkpoint
     return ExportView(

@@ -93,12 +93,9 @@ async def _look(
     def read() -> Manifest:
         store = _opened(there, secrets, service.config.stores)
         try:
-            manifest = _newest(store, job, step)
-            if weights is not None:
-                weights.update(weight_shapes(store, manifest))
-        except (Corrupt, NoReadable, NotFound, StoreRefused) as error:
+            return newest_readable(store, job, step, weights)
+        except (NoReadable, StoreRefused) as error:
             raise JobSpecError([(_FIELD, str(error))]) from error
-        return manifest
 
     manifest = await service.threads.run(CallKind.SUBMISSION, read)
     try:
@@ -135,13 +132,21 @@ def _opened(there: JobSpec, secrets: Mapping[str, str], allowed: tuple[str, ...]
     return open_for(there, secrets, allowed)
 
 
-def _newest(store: Store, job: str, step: int | None) -> Manifest:
+def newest_readable(
+    store: Store, job: str, step: int | None, weights: dict[str, tuple[int, ...]] | None
+) -> Manifest:
+    """The manifest of the newest checkpoint that can be read as far as it is looked at: the manifest, and the
+    shapes of its weights, which `weights` gets."""
     reasons: list[str] = []
     for checkpoint in published(store, job, step):
         try:
-            return load_manifest(store, job, checkpoint)
+            manifest = load_manifest(store, job, checkpoint)
+            if weights is not None:
+                weights.update(weight_shapes(store, manifest))
         except (Corrupt, NotFound) as error:
-            reasons.append(str(error))
+            reasons.append(f"the checkpoint of step {checkpoint.step} is damaged: {error}")
+        else:
+            return manifest
     raise NoReadable("; ".join(reasons))
 
 

@@ -161,7 +161,11 @@ def how_it_goes_on(job: dict[str, Any]) -> str:
     newest = job["checkpoints"][0]["step"] if job["checkpoints"] else 0
     if newest >= job["steps"]:
         return "exports its weights"
-    where = f"goes on from step {newest} of {job['steps']} with up to {counted(job['max_nodes'], 'VM')}"
+    # Only the workers read it whole: that it is damaged is found when they load it.
+    older = job["checkpoints"][1]["step"] if len(job["checkpoints"]) > 1 else None
+    unless = "" if older is None else f" (step {older} if that checkpoint is damaged)"
+    vms = counted(job["max_nodes"], "VM")
+    where = f"goes on from step {newest} of {job['steps']}{unless} with up to {vms}"
     named = ", ".join(job["secrets"])
     sends = f"; sends {named} of your environment again" if named else ""
     return where + sends + _budget_left(job)

@@ -218,10 +218,12 @@ class ContinueRequested(Event):
 
 
 class CheckpointCopied(Event):
-    """Answer to `CopyCheckpoint`: `checkpoint` of the job is what was `source` of the other."""
+    """Answer to `CopyCheckpoint`: `checkpoint` of the job is what was `source` of the other. `skipped`: why
+    that is not the newest; empty if it is."""
 
     checkpoint: CheckpointRef
     source: CheckpointRef | None
+    skipped: str = ""
 
 
 class CheckpointDeleted(Event):

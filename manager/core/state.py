@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...protocol.messages import CheckpointRef, Formed, Miscount, Recipe
 from ..spec.job_spec import JobSpec
 from ..spec.start_source import StartSource
-from .facts import GenerationKind, JobEnded, Resumption
+from .facts import CheckpointDamaged, GenerationKind, JobEnded, Resumption, StartCopied
 from .strike_table import Kind
 from .strikes import Ledger
 from .vm_table import VmTable
@@ -125,7 +125,7 @@ class JobState:
     bundle_sha256: str = ""
     submitted_at: float = 0.0
     start: StartSource | None = None  # the checkpoint of another job that it starts from
-    copying: bool = False  # the checkpoint in `start` is not copied yet
+    copied: StartCopied | None = None  # how the checkpoint in `start` became the job's own
     num_facts: int = 0  # facts folded so far; the version of orders
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
     leaving: Mapping[str, Vm] = field(default_factory=empty_mapping)  # VMs that ended, and may still exist
@@ -164,6 +164,7 @@ class JobState:
     answered: Resumption | None = None  # what a person said last
     abandoned: int = 0  # generations up to this one are closed
     published: tuple[CheckpointRef, ...] = ()  # oldest first, by (generation, step)
+    damaged: tuple[CheckpointDamaged, ...] = ()  # not in `published`; the head lists them until they retire
     retired: tuple[int, int] = (0, -1)  # newest (generation, step) that was retired
     base: CheckpointRef | None = None  # what the last opened generation may start from
     progress_step: int = 0  # highest step known to have been committed by what was journalled
@@ -190,6 +191,11 @@ class JobState:
     few_copies: int | None = None  # VMs under each section, if fewer than `resilience` asks for
     enough_vms: int | None = None  # ... and with how many VMs that would be had, if that is known
     impossible: str | None = None  # why nothing runs, as last told to the user
+
+    @property
+    def copying(self) -> bool:
+        """The checkpoint of another job that it starts from is not copied yet."""
+        return self.start is not None and self.copied is None
 
     @property
     def active(self) -> bool:

@@ -9,7 +9,7 @@ const placeText = (at) => [at.provider, at.zone || at.region, at.instance_type].
 
 const SAYS = {
   submitted: (f) => ["Submitted", f.job],
-  start_copied: (f) => ["Starts", `from step ${f.checkpoint.step} of another job, whose checkpoint was copied`, "key"],
+  start_copied: (f) => ["Starts", `from step ${f.checkpoint.step} of another job, whose checkpoint was copied${f.skipped ? `; skipped: ${f.skipped}` : ""}`, "key"],
   vm_requested: (f) => ["VM requested", f.vm],
   attempt_made: (f) => ["Asked", `${f.vm}, attempt ${f.attempt.number}: ${placeText(f.attempt.placement)}${f.price.ceiling ? `, at most $${f.price.ceiling}/h` : ""}`],
   attempt_refused: (f) => ["Refused", `${f.vm}, attempt ${f.number}: ${f.kind.replaceAll("_", " ")}: ${f.message}`, "warn"],
@@ -66,6 +66,7 @@ const SAYS = {
       : ["Copies", `each section lives on ${f.copies} VMs`, "good"],
   plan_impossible: (f) => ["No plan", f.reason, "bad"],
   checkpoint_published: (f) => ["Checkpoint published", `step ${f.checkpoint.step}`],
+  checkpoint_damaged: (f) => ["Checkpoint damaged", `that of step ${f.checkpoint.step} cannot be read; training goes on from step ${f.instead.step}: ${f.why}`, "bad"],
   checkpoint_retired: (f) => ["Checkpoint retired", `step ${f.checkpoint.step}`],
   hold_changed: (f) => [f.hold ? "Holding" : "Going on", f.reason, "warn"],
   stop_ordered: (f) => [f.failure ? "Fails" : "Stop ordered", `${f.failure ? `${f.failure.reason}; ` : ""}a checkpoint is published first`, f.failure ? "bad" : ""],

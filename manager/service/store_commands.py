@@ -257,12 +257,22 @@ class StoreCommands:
         source, spec = command.source, self.state_of(job).spec
         assert spec is not None, "only a submitted job starts from something"
 
+        skipped: dict[CheckpointRef, str] = {}
+
         def copied(store: Store) -> tuple[CheckpointRef, CheckpointRef | None]:
-            there = self.open_source(job, source)
-            return copy_checkpoint(there, source.job, store, job, step=source.step, below=spec.training.steps)
+            return copy_checkpoint(
+                self.open_source(job, source),
+                source.job,
+                store,
+                job,
+                step=source.step,
+                below=spec.training.steps,
+                on_skip=skipped.__setitem__,
+            )
 
         own, other = await self._insist(job, command, copied, alone=self.copies[job])
-        return CheckpointCopied(now=self.clock(), checkpoint=own, source=other)
+        why = "; ".join(f"checkpoint of step {found.step}: {reason}" for found, reason in skipped.items())
+        return CheckpointCopied(now=self.clock(), checkpoint=own, source=other, skipped=why)
 
     async def _store_calibration(self, job: str, command: StoreCalibration) -> None:
         """Store a calibration. A refusal does not affect this job; a later one has to measure again."""

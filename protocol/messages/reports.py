@@ -72,10 +72,12 @@ class Stacks(Message):
 
 class Failure(Message):
     """Why a trainer stopped. `kind` user: the job's own code or data raised; retrying cannot help by
-    itself. Other: this version does not know the kind; it counts as a death."""
+    itself. Unreadable: none of the job's checkpoints can be read. Other: this version does not know the kind;
+    it counts as a death."""
 
     kind: Annotated[
-        Literal["user", "recipe", "internal", "killed", "lease", "stuck", "other"], or_else("other")
+        Literal["user", "recipe", "internal", "killed", "lease", "stuck", "unreadable", "other"],
+        or_else("other"),
     ]
     message: Text
     traceback: Text | None = None
@@ -93,6 +95,13 @@ class KeptContributions(Message):
     dropped: Count = 0
 
 
+class DamagedCheckpoint(Message):
+    """A published checkpoint that some member of a generation could not read. `why` names the object."""
+
+    checkpoint: CheckpointRef
+    why: Text
+
+
 class Formed(Message):
     """How a generation came to be on one worker: the rung it took and where the time went."""
 
@@ -102,6 +111,8 @@ class Formed(Message):
     # Of joining it, in order: rendezvous, agree, links, groups, load, ready.
     phases_s: dict[Name, Seconds] = Field(max_length=100)
     in_flight: KeptContributions | None = None  # None: the step begins whole
+    # Rung store: the newer checkpoints that were tried first, in that order.
+    skipped: list[DamagedCheckpoint] = Field(default_factory=list, max_length=MOST_ENTRIES)
 
 
 class StepMetrics(Message):

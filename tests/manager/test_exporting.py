@@ -61,6 +61,14 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
     assert "has no checkpoint of step 15: those of steps 10, 20 are published" in message
     (tmp_path / "store" / newest.parts[0].key).write_bytes(b"torn")
     assert manager.client.post(f"/jobs/{job}/export", json={})["step"] == 20  # it was exported before
+    damaged = checkpoints.published(store, 30, 3).parts[0].key
+    (tmp_path / "store" / damaged).write_bytes(b"torn")
+    with pytest.raises(RequestRefused) as refused:
+        manager.client.post(f"/jobs/{job}/export", json={})
+    ((field, message),) = refused.value.errors
+    assert field == "step"
+    assert message.startswith(f"the checkpoint of step 30 is damaged: {damaged} in {store.uri}: ")
+    assert message.endswith("; --step exports another: 20, 10")
     with pytest.raises(RequestRefused) as refused:
         manager.client.post(f"/jobs/{job}/export", json={"secrets": {"OTHER": "x"}})
     assert refused.value.errors == [("secrets", "OTHER is no key of a store")]

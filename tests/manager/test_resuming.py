@@ -292,7 +292,7 @@ def test_a_copy_that_fails_after_the_job_has_its_checkpoint_says_nothing(tmp_pat
     source = StartSource(uri=(tmp_path / "empty").as_uri(), job="other", recipe=RECIPE)
     late, gone = CopyCheckpoint(key="c", source=source), StoreRefused("there is none")
     assert not failures(script, tmp_path, late, error=gone)
-    script.state = script.state.changed(copying=True)
+    script.state = script.state.changed(start=source)
     assert failures(script, tmp_path, late, error=gone) == ["copy_checkpoint"]
 
 

@@ -25,8 +25,9 @@ from makara.checkpoint import (
     retire,
     weight_shapes,
 )
-from makara.checkpoint.layout import part_key
+from makara.checkpoint.layout import manifest_key, part_key
 from makara.checkpoint.tensors import unpack
+from makara.manager.api.starting import newest_readable
 from makara.manager.cli.progress import answers
 from makara.manager.core.commands import ComputePlan, CopyCheckpoint, OpenHead, RequestVm
 from makara.manager.core.events import (
@@ -45,6 +46,7 @@ from makara.manager.core.state import Status
 from makara.manager.core.strike_table import Kind
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
+from makara.manager.service.views.notes import notes
 from makara.manager.spec.job_spec import JobSpecError, parse_spec, resolve_uri
 from makara.manager.spec.start_source import StartSource, other_weights, split_step
 from makara.protocol.messages import CheckpointRef, Phase, Profile, WorkerReport
@@ -91,6 +93,37 @@ def test_no_vm_is_asked_for_before_the_checkpoint_is_copied() -> None:
     script.wait(1.0)
     assert (script.count(RequestVm), script.count(StartCopied)) == (2, 1)
     assert (script.state.published, script.state.progress_step) == ((ref(40),), 40)
+
+
+def test_that_not_the_newest_checkpoint_was_copied_is_an_event_and_a_note() -> None:
+    script = submitted()
+    why = "checkpoint of step 50: other/sections/50-g7/0.0.safetensors in file:///s: no such object"
+    script.event(CheckpointCopied(now=script.now, checkpoint=ref(40), source=ref(40, 7), skipped=why))
+    assert script.last(StartCopied).skipped == why
+    job = Job("j", [], [])
+    job.state, job.observations = script.state, script.observations
+    assert f"it starts from step 40 of another job, not from the newest: {why}" in notes(job, script.now)
+
+
+@pytest.mark.parametrize("damaged", ["a part is missing", "a part is cut", "the manifest is cut"])
+def test_a_submission_looks_at_the_newest_checkpoint_that_can_be_read(
+    stores: tuple[Store, Store], damaged: str
+) -> None:
+    there, _ = stores
+    published(there, 10, 1)
+    newest = published(there, 20, 2)
+    match damaged:
+        case "a part is missing":
+            there.delete(newest.parts[0].key)
+        case "a part is cut":
+            there.put(newest.parts[0].key, there.get(newest.parts[0].key)[:20])
+        case _:
+            there.put(manifest_key(JOB, newest.checkpoint), b"{")
+    weights: dict[str, tuple[int, ...]] = {}
+    assert newest_readable(there, JOB, None, weights).step == 10
+    assert weights["block1.0.weight"] == (3, 4)
+    with pytest.raises(NoReadable, match="the checkpoint of step 20 is damaged: gpt/"):
+        newest_readable(there, JOB, 20, weights)
 
 
 def test_the_first_generation_opens_the_head_that_the_copy_made() -> None:
@@ -354,10 +387,13 @@ def test_what_cannot_be_read_is_passed_over_or_said(stores: tuple[Store, Store])
     with pytest.raises(NoReadable, match=newest.parts[0].key):
         copy_checkpoint(there, JOB, here, "mine", step=20)
     assert read_head(here, "mine") is None
-    assert copy_checkpoint(there, JOB, here, "mine") == (
+    skipped: dict[CheckpointRef, str] = {}
+    assert copy_checkpoint(there, JOB, here, "mine", on_skip=skipped.__setitem__) == (
         CheckpointRef(step=10, generation=0),
         CheckpointRef(step=10, generation=1),
     )
+    assert list(skipped) == [newest.checkpoint]
+    assert skipped[newest.checkpoint].startswith(f"{newest.parts[0].key} in {there.uri}: 4 bytes, ")
 
 
 def test_a_source_that_trained_on_past_the_last_step_is_gone_on_from_before_it(
@@ -417,7 +453,9 @@ def test_a_newer_checkpoint_is_copied_rather_than_an_older_one_when_the_newest_v
         return get(key)
 
     monkeypatch.setattr(there, "get", gone_meanwhile)
-    assert copy_checkpoint(there, JOB, here, "mine") == (ref(30), ref(30, 2))
+    skipped: dict[CheckpointRef, str] = {}
+    made = copy_checkpoint(there, JOB, here, "mine", on_skip=skipped.__setitem__)
+    assert (made, skipped) == ((ref(30), ref(30, 2)), {}), "what was retired meanwhile is not damaged"
 
 
 class PartReads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 import torch
-from makara.checkpoint import StoreRefused
+from makara.checkpoint import Receipt, StoreRefused, assemble, open_generation, publish, write_part
 from makara.checkpoint.stores.local import LocalStore
-from makara.model.partition.partition import choose_cuts, split
+from makara.checkpoint.tensors import pack
+from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
-from makara.model.training import load_entrypoint
+from makara.model.training import Training, load_entrypoint
 from makara.pipeline import Range, grid
 from makara.protocol.messages import CheckpointRef, Phase
 from makara.worker.execution.blocking import GenerationAbandoned
@@ -22,7 +24,9 @@ from makara.worker.execution.state import ModelState
 from makara.worker.progress import ProgressCounters
 from makara.worker.recovery.joining import CheckpointLocation, NoCheckpoint, join_generation
 from makara.worker.sections.ranges import RangeRuntime
+from makara.worker.sections.state import entry_owner
 from makara.worker.trainer import generation
+from makara.worker.trainer.trainer import failure_of
 from trainer_processes import BUNDLE, settings
 
 
@@ -113,24 +117,128 @@ class RefusingOnce(LocalStore):
         return super().get(key)
 
 
-def test_what_the_store_says_while_a_checkpoint_is_waited_for_is_told(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def gpt() -> tuple[Training, Sections]:
     training = load_entrypoint(BUNDLE, "models:tied_gpt")
     traced = trace(training, 2, 7)
-    chain = split(traced, choose_cuts(traced, None))
+    return training, split(traced, choose_cuts(traced, None))
+
+
+def holds_nothing(gpt: tuple[Training, Sections]) -> ModelState:
+    training, chain = gpt
+    return ModelState(RangeRuntime(chain, training, 7), None, PartialSums(chain, 2, "exact"))
+
+
+def publish_steps(store: LocalStore, gpt: tuple[Training, Sections], *steps: int) -> ModelState:
+    """Initial weights, published as checkpoints of these steps."""
+    chain, state = gpt[1], holds_nothing(gpt)
+    open_generation(store, "job", 1)
+    for index in range(chain.num_sections):
+        state.runtime.host(index)
+    for step in steps:
+        checkpoint = CheckpointRef(step=step, generation=1)
+        receipts: list[Receipt] = []
+        for index in range(chain.num_sections):
+            tensors, scalars = state.runtime.sections[index].state()
+            own = {n: t for n, t in tensors.items() if chain.shared.get(entry_owner(n), (index,))[0] == index}
+            kept = {name: value for name, value in scalars.items() if value is not None}
+            receipts.append(write_part(store, "job", checkpoint, index, 0, 1, pack(own), metadata=kept))
+        manifest = assemble(
+            receipts,
+            job="job",
+            checkpoint=checkpoint,
+            num_sections=chain.num_sections,
+            data_position=8 * step,
+            recipe={},
+        )
+        publish(store, "job", 1, manifest)
+    return state
+
+
+def flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+DAMAGES: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
+    "a part is cut": (".safetensors", lambda data: data[: len(data) // 2], r"\d+ bytes, \d+ were written"),
+    "a part is empty": (".safetensors", lambda _: b"", "0 bytes, "),
+    "a bit of a part is flipped": (".safetensors", flipped, "the checksum does not match"),
+    "a part is missing": (".safetensors", None, "no such object"),
+    "the manifest is cut": (".json", lambda data: data[: len(data) // 2], "the whole object"),
+    "the manifest is no text": (".json", lambda _: b"\xff\xfe", "the whole object"),
+    "a digit of the manifest is another": (
+        ".json",
+        lambda data: data.replace(b'"data_position":', b'"data_position":1', 1),
+        "the checksum does not match",
+    ),
+    "the manifest is missing": (".json", None, "no such object"),
+}
+
+
+def damage(folder: Path, step: int, how: str) -> str:
+    """Damage an object of this checkpoint; returns its key."""
+    suffix, change, _ = DAMAGES[how]
+    path = sorted(path for path in folder.rglob(f"*{suffix}") if f"{step}-g1" in str(path))[-1]
+    if change is None:
+        path.unlink()
+    else:
+        path.write_bytes(change(path.read_bytes()))
+    return path.relative_to(folder).as_posix()
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_checkpoint_is_skipped_and_its_object_is_named(
+    gpt: tuple[Training, Sections], tmp_path: Path, how: str
+) -> None:
+    store, num_sections = LocalStore(tmp_path, tmp_path.as_uri()), gpt[1].num_sections
+    written = publish_steps(store, gpt, 1, 2, 3)
+    keys = [damage(tmp_path, 3, how), damage(tmp_path, 2, how)]
+    alone: Any = Alone(num_sections)
+    alone.checkpoints = [CheckpointRef(step=step, generation=1) for step in (3, 2, 1)]
+    state = holds_nothing(gpt)
+    formed = join_generation(alone, state, CheckpointLocation(store, "job"), [])
+    assert (formed.rung, formed.step, state.branch) == ("store", 1, 1)
+    assert [found.checkpoint.step for found in formed.skipped] == [3, 2]
+    for found, key in zip(formed.skipped, keys, strict=True):
+        assert key in found.why
+        assert re.search(DAMAGES[how][2], found.why)
+    for index in range(num_sections):
+        loaded, expected = (s.runtime.sections[index].state()[0] for s in (state, written))
+        assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_where_every_checkpoint_is_damaged_the_trainer_ends_and_names_each(
+    gpt: tuple[Training, Sections], tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path, tmp_path.as_uri())
+    publish_steps(store, gpt, 1, 2)
+    keys = [damage(tmp_path, 2, "a part is cut"), damage(tmp_path, 1, "the manifest is missing")]
+    alone: Any = Alone(gpt[1].num_sections)
+    alone.checkpoints = [CheckpointRef(step=step, generation=1) for step in (2, 1)]
+    with pytest.raises(NoCheckpoint) as caught:
+        join_generation(alone, holds_nothing(gpt), CheckpointLocation(store, "job"), [])
+    failure = failure_of(caught.value)
+    assert failure.kind == "unreadable"
+    assert all(key in failure.message for key in keys)
+    assert failure.message.startswith("none of the checkpoints of job job can be read: that of step 2: ")
+
+
+def test_what_the_store_says_while_a_checkpoint_is_waited_for_is_told(
+    gpt: tuple[Training, Sections], tmp_path: Path
+) -> None:
     told: list[str] = []
-    anything: Any = Alone(chain.num_sections)
-    state = ModelState(RangeRuntime(chain, training, 7), None, PartialSums(chain, 2, "exact"))
+    anything: Any = Alone(gpt[1].num_sections)
+    state = holds_nothing(gpt)
     with pytest.raises(NoCheckpoint):  # it was never written
         join_generation(anything, state, CheckpointLocation(RefusingOnce(tmp_path), "job", told.append), [])
     assert told == ["AccessDenied: not with this key", ""]
 
 
-def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it() -> None:
-    training = load_entrypoint(BUNDLE, "models:tied_gpt")
-    traced = trace(training, 2, 7)
-    chain = split(traced, choose_cuts(traced, None))
-    sums = PartialSums(chain, 2, "exact")
-    donor, state = (ModelState(RangeRuntime(chain, training, 7), None, sums) for _ in range(2))
+def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it(
+    gpt: tuple[Training, Sections],
+) -> None:
+    chain = gpt[1]
+    donor, state = holds_nothing(gpt), holds_nothing(gpt)
     for index in range(chain.num_sections):
         donor.runtime.host(index)
     anything: Any = Session(state, donor, chain.num_sections)

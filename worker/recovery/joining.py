@@ -29,7 +29,7 @@ from ...checkpoint.tensors import unpack
 from ...model.errors import WorkerError
 from ...model.partition.partition import Section
 from ...morphing.recovery import Agreement, MemberState, Rung, Transfer, agree, transfers
-from ...protocol.messages import At, CheckpointRef, Formed
+from ...protocol.messages import At, CheckpointRef, DamagedCheckpoint, Formed
 from ..execution.buckets import Bucket
 from ..execution.commit import CommitRecord
 from ..execution.gloo import ProcessGroup
@@ -49,7 +49,7 @@ _PIECE_BYTES = 16 << 20  # in which a section is sent to a peer; each received p
 
 
 class NoCheckpoint(WorkerError):
-    """Checkpoints are published, but none of them can be read."""
+    """Checkpoints are published, but none of them can be read; the message says why for each."""
 
 
 class MembersDisagree(WorkerError):
@@ -106,7 +106,7 @@ def join_generation(
         phases.end("links")
         session.open_groups(buckets)
         phases.end("groups")
-    rung, step, loaded_branch = _load(session, state, source, agreement, moves, kept)
+    rung, step, loaded_branch, skipped = _load(session, state, source, agreement, moves, kept)
     phases.end("load")
     # Before telling the others: after that a donor may drop sections that only this member has as well.
     state.applied = step
@@ -117,7 +117,7 @@ def join_generation(
     state.keep_only(session.wanted)
     settle_step(session, state, kept)
     phases.end("ready")
-    formed = Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds)
+    formed = Formed(generation=session.number, step=step, rung=rung, phases_s=phases.seconds, skipped=skipped)
     return formed if kept is None else formed.model_copy(update={"in_flight": kept.counts})
 
 
@@ -200,18 +200,18 @@ def _load(
     agreement: Agreement,
     moves: Sequence[Transfer],
     kept: KeptStep | None,
-) -> tuple[Rung, int, int | None]:
-    """(rung, step, the branch if it is another than the agreement's)."""
+) -> tuple[Rung, int, int | None, list[DamagedCheckpoint]]:
+    """(rung, step, the branch if it is another than the agreement's, checkpoints that cannot be read)."""
     if agreement.step is not None:
         _copy_from_peers(session, state, moves, kept)
-        return "peers", agreement.step, None
+        return "peers", agreement.step, None, []
     if session.checkpoints:
-        loaded = _load_from_store(session, state, source)
-        return "store", loaded.step, loaded.generation
+        loaded, skipped = _load_from_store(session, state, source)
+        return "store", loaded.step, loaded.generation, skipped
     for index in session.wanted:
         state.runtime.host(index)
         session.progress.operations += 1
-    return "start", 0, 0
+    return "start", 0, 0, []
 
 
 def _copy_from_peers(
@@ -266,9 +266,11 @@ def _receive(group: ProcessGroup, peer: int, number: int, progress: ProgressCoun
     return data.numpy().tobytes()
 
 
-def _load_from_store(session: Session, state: ModelState, source: CheckpointLocation) -> CheckpointRef:
-    """Load the newest checkpoint that every member can read; returns it."""
-    faults: list[str] = []
+def _load_from_store(
+    session: Session, state: ModelState, source: CheckpointLocation
+) -> tuple[CheckpointRef, list[DamagedCheckpoint]]:
+    """Load the newest checkpoint that every member can read; returns it, and those that were tried before."""
+    skipped: list[DamagedCheckpoint] = []
     for number, checkpoint in enumerate(session.checkpoints):
         fault = None
         try:
@@ -276,11 +278,14 @@ def _load_from_store(session: Session, state: ModelState, source: CheckpointLoca
         except (Corrupt, NotFound) as error:
             fault = str(error)
         outcomes: list[str | None] = session.gather(f"loaded/{number}", fault)
-        if not any(outcomes):
-            return checkpoint
-        faults += [outcome for outcome in outcomes if outcome is not None]
+        why = next((outcome for outcome in outcomes if outcome is not None), None)
+        if why is None:
+            return checkpoint, skipped
+        log.error("checkpoint %s is damaged: %s", checkpoint, why)
+        skipped.append(DamagedCheckpoint(checkpoint=checkpoint, why=why))
         state.forget()
-    raise NoCheckpoint(f"job {source.job}: no checkpoint can be read: {'; '.join(faults)}")
+    reasons = "; ".join(f"that of step {found.checkpoint.step}: {found.why}" for found in skipped)
+    raise NoCheckpoint(f"none of the checkpoints of job {source.job} can be read: {reasons}")
 
 
 def _read_range(

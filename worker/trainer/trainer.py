@@ -37,6 +37,7 @@ from ..execution.commit import ANY_GENERATION
 from ..execution.gloo import Listener
 from ..execution.replicas import CorruptState
 from ..execution.session import Session
+from ..recovery.joining import NoCheckpoint
 from ..stacks import ALL_THREADS, MAIN_THREAD
 from .agent_pipe import AgentPipe
 from .generation import run_generation
@@ -260,6 +261,8 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(kind="user", message=str(error), traceback=error.traceback)
         case RecipeMismatch():
             return Failure(kind="recipe", message=str(error))
+        case NoCheckpoint():
+            return Failure(kind="unreadable", message=str(error))
         case WorkerError() | CheckpointError():
             return Failure(kind="internal", message=str(error), traceback=text)
         case _:

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .generations import (
+    CheckpointDamaged,
     CheckpointPublished,
     CheckpointRetired,
     CopiesChanged,
@@ -96,6 +97,7 @@ Fact = Annotated[
     | PlanImpossible
     | CopiesChanged
     | CheckpointPublished
+    | CheckpointDamaged
     | CheckpointRetired
     | HoldChanged
     | StopOrdered

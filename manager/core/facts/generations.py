@@ -156,6 +156,16 @@ class CheckpointPublished(BaseFact):
     checkpoint: CheckpointRef
 
 
+class CheckpointDamaged(BaseFact):
+    """Workers could not read a published checkpoint and began from `instead`, an older one. It is set aside:
+    no generation starts from it, and it does not count among those that are kept. `why` names the object."""
+
+    fact: Literal["checkpoint_damaged"] = "checkpoint_damaged"
+    checkpoint: CheckpointRef
+    instead: CheckpointRef
+    why: str
+
+
 class CheckpointRetired(BaseFact):
     """Chosen for deletion by the retention rule."""
 

@@ -21,12 +21,14 @@ class Submitted(BaseFact):
 class StartCopied(BaseFact):
     """The checkpoint that the job starts from is its own now, as `checkpoint`; it was `source` of the other.
 
-    `source` None: it was copied before, and nobody was told.
+    `source` None: it was copied before, and the answer was lost. `skipped`: why it is not the newest of the
+    other job; empty if it is.
     """
 
     fact: Literal["start_copied"] = "start_copied"
     checkpoint: CheckpointRef
     source: CheckpointRef | None
+    skipped: str = ""
 
 
 class HoldChanged(BaseFact):

@@ -10,6 +10,7 @@ from typing import Any
 from ....pipeline.plan import shape_of
 from ....protocol.messages import CheckpointRef
 from ..facts import (
+    CheckpointDamaged,
     CheckpointPublished,
     CheckpointRetired,
     CopiesChanged,
@@ -221,9 +222,18 @@ def _progressed(state: JobState, step: int) -> JobState:
     return state.changed(progress_step=step, strikes=forgive_on_progress(state.strikes, Progress.STEP))
 
 
+def _damaged(state: JobState, fact: CheckpointDamaged) -> JobState:
+    """It leaves `published`, which lists what can be gone on from; at least `instead` stays there."""
+    readable = tuple(c for c in state.published if c != fact.checkpoint)
+    base = fact.instead if state.base == fact.checkpoint else state.base
+    return state.changed(published=readable, base=base, damaged=(*state.damaged, fact))
+
+
 def _retired(state: JobState, fact: CheckpointRetired) -> JobState:
     kept: tuple[CheckpointRef, ...] = tuple(c for c in state.published if c != fact.checkpoint)
-    return state.changed(published=kept, retired=max(state.retired, order_of(fact.checkpoint)))
+    damaged = tuple(found for found in state.damaged if found.checkpoint != fact.checkpoint)
+    retired = max(state.retired, order_of(fact.checkpoint))
+    return state.changed(published=kept, damaged=damaged, retired=retired)
 
 
 RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
@@ -240,5 +250,6 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     PlanImpossible: _plan_impossible,
     CopiesChanged: _copies_changed,
     CheckpointPublished: _published,
+    CheckpointDamaged: _damaged,
     CheckpointRetired: _retired,
 }

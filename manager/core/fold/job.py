@@ -37,7 +37,6 @@ def _submitted(state: JobState, fact: Submitted) -> JobState:
         bundle_sha256=fact.bundle_sha256,
         submitted_at=fact.at,
         start=fact.start,
-        copying=fact.start is not None,
     )
 
 
@@ -45,7 +44,7 @@ def _start_copied(state: JobState, fact: StartCopied) -> JobState:
     if not state.copying:
         return state
     published = (*state.published, fact.checkpoint)
-    return state.changed(copying=False, published=published, progress_step=fact.checkpoint.step)
+    return state.changed(copied=fact, published=published, progress_step=fact.checkpoint.step)
 
 
 def _unchanged(state: JobState, fact: Obsolete | PlanKept | GrowthWeighed) -> JobState:
@@ -95,6 +94,7 @@ def _job_resumed(state: JobState, fact: JobResumed) -> JobState:
     published = tuple(sorted(fact.checkpoints, key=order_of)) if fact.how is Resumption.FROM_HEAD else ()
     return state.changed(
         published=published,
+        damaged=(),
         # What the head lacks is no more believed when a worker reports it.
         retired=max([state.retired, *map(order_of, state.published)]),
         base=None,

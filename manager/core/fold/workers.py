@@ -40,6 +40,8 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
         return state.changed(
             unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message
         )
+    if fact.kind == "unreadable":  # no trainer's fault: a person is asked, see `rules.waiting`
+        return state.changed(last_error=fact.message, last_traceback=None)
     if fact.kind == "outdated":  # nothing failed: see `core.rules.versions`
         return state.changed(
             given_up=MappingProxyType({**state.given_up, fact.worker: fact.incarnation}),

@@ -118,6 +118,7 @@ def form(context: Context) -> None:
         0, max(context.observations.newest_step, _journalled_step(context.state, current)) - formed[0].step
     )
     slowest = _slowest(formed)
+    retention.set_aside(context, current, slowest)
     context.fact(GenerationFormed(at=context.now, number=current.number, formed=slowest, lost_steps=lost))
     context.note(newest_step=max(slowest.step, *(r.step for r in reports)), broken_since=None)
     breaks.forget_cuts(context, current)

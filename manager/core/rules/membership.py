@@ -12,7 +12,7 @@ from ..silence import heard_at
 from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
 from ..strike_table import Kind
 from ..vms import Vm, VmStatus
-from . import notices, renting, surplus
+from . import notices, renting, surplus, waiting
 
 
 def take(context: Context) -> None:
@@ -64,6 +64,8 @@ def record_failures(context: Context) -> None:
                 own_steps=own_steps(worker),
             )
         )
+        if failure.kind == "unreadable":
+            waiting.ask_for_checkpoints(context, failure.message)
         if never_ran(worker) and worker.phase is Phase.EXITED and vm.live:
             # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
             context.end_vm(vm.vm, EndReason.LEFT, failure.message)

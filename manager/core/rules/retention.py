@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ....protocol.messages import CheckpointRef
+from ....protocol.messages import CheckpointRef, Formed
 from ..commands import DeleteCheckpoint, SweepStore
 from ..context import Context
 from ..events import HeadSeen, Tick
-from ..facts import CheckpointPublished, CheckpointRetired
-from ..state import order_of
+from ..facts import CheckpointDamaged, CheckpointPublished, CheckpointRetired
+from ..state import Generation, order_of
 
 
 def record_published(context: Context) -> None:
@@ -19,11 +19,23 @@ def record_published(context: Context) -> None:
 
 def record(context: Context, checkpoints: Iterable[CheckpointRef]) -> None:
     """Make facts of checkpoints not known yet. One not newer than a retired one is on its way out."""
-    known = set(map(order_of, context.state.published))
+    state = context.state
+    known = {*map(order_of, state.published), *(order_of(found.checkpoint) for found in state.damaged)}
     for checkpoint in sorted(set(map(order_of, checkpoints)) - known):
         if checkpoint > context.state.retired:
             ref = CheckpointRef(generation=checkpoint[0], step=checkpoint[1])
             context.fact(CheckpointPublished(at=context.now, checkpoint=ref))
+
+
+def set_aside(context: Context, current: Generation, formed: Formed) -> None:
+    """The checkpoints that the members of this generation could not read before they read an older one."""
+    damaged = [found.checkpoint for found in formed.skipped]
+    instead = next((c for c in current.checkpoints if c not in damaged), None)
+    for found in formed.skipped:
+        if instead is not None and found.checkpoint in context.state.published:
+            context.fact(
+                CheckpointDamaged(at=context.now, checkpoint=found.checkpoint, instead=instead, why=found.why)
+            )
 
 
 def retire(context: Context) -> None:
@@ -33,9 +45,12 @@ def retire(context: Context) -> None:
         return
     if state.planned is not None and state.planned.prepared_at is not None:
         return  # the head is being swapped: what its base will be is not known yet
+    if state.current is not None and state.current.formed is None:
+        return  # where the newest is damaged, its workers read an older one
     for checkpoint in state.published[: -context.spec.checkpoint.keep_latest_k]:
         if checkpoint != state.base:
             discard(context, checkpoint)
+    _retire_damaged(context)
 
 
 def take(context: Context) -> None:
@@ -61,6 +76,16 @@ def retire_at_end(context: Context) -> None:
         return
     for checkpoint in context.state.published[: -context.spec.checkpoint.keep_latest_k]:
         context.fact(CheckpointRetired(at=context.now, checkpoint=checkpoint))
+    _retire_damaged(context)
+
+
+def _retire_damaged(context: Context) -> None:
+    """Damaged checkpoints that are older than all that are kept; sweeps delete them, as the head may still
+    have one as its base."""
+    published, kept = context.state.published, context.spec.checkpoint.keep_latest_k
+    for found in context.state.damaged:
+        if len(published) >= kept and order_of(found.checkpoint) < order_of(published[-kept]):
+            context.fact(CheckpointRetired(at=context.now, checkpoint=found.checkpoint))
 
 
 def sweep(context: Context) -> None:

@@ -13,7 +13,11 @@ def take(context: Context) -> None:
     """The copy is there: it is the job's first checkpoint."""
     event, state = context.event, context.state
     if isinstance(event, CheckpointCopied) and state.copying and state.ended is None:
-        context.fact(StartCopied(at=context.now, checkpoint=event.checkpoint, source=event.source))
+        context.fact(
+            StartCopied(
+                at=context.now, checkpoint=event.checkpoint, source=event.source, skipped=event.skipped
+            )
+        )
 
 
 def order_copy(context: Context) -> None:

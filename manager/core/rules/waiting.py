@@ -44,6 +44,13 @@ def ask_for_fit_vms(context: Context) -> None:
     wait(context, reason, offers)
 
 
+def ask_for_checkpoints(context: Context, why: str) -> None:
+    """No checkpoint can be read: a person may put back the objects, or give up the steps and begin again."""
+    state = context.state
+    if state.waiting is None and state.finished is None and state.failure is None:
+        wait(context, why, (Resumption.AGAIN, Resumption.RESTART))
+
+
 def release_vms(context: Context) -> None:
     """Keep the VMs of a job that waits for a while; then have its workers save, and let the VMs go.
 

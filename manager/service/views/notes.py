@@ -64,6 +64,7 @@ def notes(job: Job, now: float) -> list[str]:
     asks_no_more = f"no more VMs are asked for now: {why_no_vm}" if why_no_vm else ""
     found = (
         choices,
+        *_damaged(state),
         _unused_vms(job),
         _beyond_use(state),
         asks_no_more,
@@ -71,6 +72,20 @@ def notes(job: Job, now: float) -> list[str]:
         _few_copies(state),
     )
     return [*not_released(job, now), *filter(None, found)]
+
+
+def _damaged(state: JobState) -> list[str]:
+    """The notes on checkpoints that could not be read; on one of its own as long as the head lists it."""
+    told = [
+        f"the checkpoint of step {found.checkpoint.step} is damaged, and training went on from that of step "
+        f"{found.instead.step}: {found.why}"
+        for found in state.damaged
+    ]
+    copied = state.copied
+    if copied is not None and copied.skipped:
+        step = copied.checkpoint.step
+        told.append(f"it starts from step {step} of another job, not from the newest: {copied.skipped}")
+    return told
 
 
 def _unused_vms(job: Job) -> str:
