@@ -259,9 +259,14 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
     runtime = SimpleNamespace(
         place_optimizers=lambda *, on_host: None, discard=lambda: said.append("discard")
     )
-    model: Any = SimpleNamespace(chain=None, state=SimpleNamespace(runtime=runtime, settled=None))
+    model: Any = SimpleNamespace(
+        chain=None, state=SimpleNamespace(runtime=runtime, settled=None, void_until=0)
+    )
     session: Any = SimpleNamespace(
-        plan=SimpleNamespace(optimizer_on_host=False), trains=False, leave=lambda: said.append("bye")
+        plan=SimpleNamespace(optimizer_on_host=False),
+        trains=False,
+        leave=lambda: said.append("bye"),
+        void_until=0,
     )
     control: Any = SimpleNamespace(report=lambda **told: said.append(told["phase"].value))
     monkeypatch.setattr(generation, "buckets", lambda chain, plan: [])
