@@ -328,7 +328,7 @@ def test_the_home_of_an_unknown_user_is_refused(field: str, tmp_path: Path) -> N
             "train:build",
             "torchrun --nproc-per-node 2 src/pretrain.py",
             "entrypoint",
-            "for example pretrain:build",
+            "expected module:function, as pretrain:build",
         ),
         ("train:build", "train.py", "entrypoint", "expected the module as Python imports it: train:build"),
     ],

@@ -103,7 +103,11 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("dataset[0]: OSError: no disk", 'train.py", line 20, in __getitem__'),
     ),
     "a sample is no dict": ("        return {", "        return index, {", ("dataset[0]: expected a dict",)),
-    "a sample is a text": ("torch.tensor(index % 2)", "'cat'", ("dataset[0]['y']: TypeError",)),
+    "a sample is a text": (
+        "torch.tensor(index % 2)",
+        "'cat'",
+        ("dataset[0]['y']: expected a tensor", "got a str"),
+    ),
     "the samples differ in shape": (
         "torch.full((4,)",
         "torch.full((4 if index == 0 else 5,)",
@@ -153,7 +157,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "the optimizer cannot step": (
         "SGD(named, lr=0.1)",
         "LBFGS([parameter for _, parameter in named])",
-        ("optimizer.step(): TypeError", "closure"),
+        ("Training.optimizer: the step of LBFGS calls a closure",),
     ),
     "the schedule raises": (
         "dataset=Data",
