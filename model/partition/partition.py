@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from ..precision import dtype_name
 from ..tracing.batch_norms import settle_batch_norms
 from ..tracing.flow import gradient_flow
+from ..tracing.group_norms import settle_group_norms
 from ..tracing.layouts import memory_order
 from ..tracing.nodes import value_of
 from ..tracing.regions import enter_regions
@@ -194,6 +195,7 @@ def _module(
     graph.output(fx.map_arg(results, lambda used: copies[used]))
     enter_regions(graph)
     settle_batch_norms(graph)
+    settle_group_norms(graph)
     return fx.GraphModule(traced.owner, graph)
 
 

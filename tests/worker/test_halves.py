@@ -102,6 +102,26 @@ class Noisy(nn.Module):
         return self.head(x)
 
 
+class ChannelsLast(nn.Module):
+    """Group norms of tokens whose features come last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 8) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens).unsqueeze(1)
+        for norm in self.norms:
+            x = x + norm(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return self.head(x.squeeze(1))
+
+
+def test_group_norms_of_channels_last_memory_are_run_in_halves() -> None:
+    """Found: the process ended by a signal."""
+    assert expect_same_bits(replace(tied_gpt(), model=ChannelsLast)) > 0
+
+
 def test_random_numbers_of_a_backward_do_not_depend_on_halves() -> None:
     expect_same_bits(replace(tied_gpt(), model=Noisy))
 

@@ -13,13 +13,14 @@ import torch
 from coupled_models import sound
 from makara.model.data import Batches
 from makara.model.partition.partition import choose_cuts, split
+from makara.model.tracing.group_norms import settle_group_norms
 from makara.model.tracing.trace import TracedModel, trace
 from makara.worker import Training
 from makara.worker.check.check import CheckSettings, check
 from makara.worker.check.eager import EagerModel
 from makara.worker.check.findings import difference
 from makara.worker.check.sectioned_step import SectionedModel
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 CHANNELS, SIDE = 8, 5
 
@@ -96,6 +97,20 @@ class PlainNorm(nn.Module):
         )
 
 
+def by_channel(channels: int) -> nn.Module:
+    return nn.GroupNorm(channels, channels)
+
+
+def frozen_by_channel(channels: int) -> nn.Module:
+    """What comes before has no gradient, so that of the norm's input is not wanted."""
+    return nn.Sequential(Detached(), by_channel(channels))
+
+
+class Detached(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
 def in_float64(
     training: Training, model: TracedModel, batches: Batches, norm: Callable[[int], nn.Module]
 ) -> dict[str, Tensor]:
@@ -103,7 +118,7 @@ def in_float64(
     batchwise = norm is nn.BatchNorm2d
 
     def plain(_: int) -> nn.Module:
-        return PlainNorm((0, 2, 3) if batchwise else (2, 3), affine=batchwise)
+        return PlainNorm((0, 2, 3) if batchwise else (2, 3), affine=norm is not nn.InstanceNorm2d)
 
     wide = replace(training, model=lambda: Mixed(plain).double())
     return EagerModel(wide, model, Doubled(batches)).step(0).gradients
@@ -124,13 +139,19 @@ class Doubled(Batches):
 
 @pytest.mark.parametrize(
     ("norm", "height", "m"),
-    [(nn.BatchNorm2d, SIDE, 1), (nn.BatchNorm2d, 1, 2), (nn.InstanceNorm2d, SIDE, 1)],
-    ids=["one sample", "a height of one", "by sample"],
+    [
+        (nn.BatchNorm2d, SIDE, 1),
+        (nn.BatchNorm2d, 1, 2),
+        (nn.InstanceNorm2d, SIDE, 1),
+        (by_channel, SIDE, 1),
+    ],
+    ids=["one sample", "a height of one", "by sample", "by group"],
 )
 def test_gradients_are_right_with_a_cut_at_any_place(
     norm: Callable[[int], nn.Module], height: int, m: int
 ) -> None:
-    """Found: torch misread the gradient of a batch norm that came over a cut, for one sample (tiny_vit)."""
+    """Found: torch misread the gradient of a batch norm that came over a cut, for one sample (tiny_vit); a
+    group norm of channels-last memory ended the process where the gradient of its input was not wanted."""
     training, model = traced(norm, height, m)
     batches = Batches(training.dataset(), 0, m, m)
     expected = in_float64(training, model, batches, norm)
@@ -145,3 +166,25 @@ def test_such_a_model_passes_the_check() -> None:
     """Found: its gradients in pieces were blamed on a custom backward."""
     told = check(mixed(nn.BatchNorm2d), CheckSettings(num_sections=4), Path(__file__).parent)
     assert told["findings"] == []
+
+
+def test_a_group_norm_behind_frozen_layers_passes_the_check() -> None:
+    """Found: the process ended by a signal, in your module and in sections."""
+    told = check(mixed(frozen_by_channel), CheckSettings(num_sections=3), Path(__file__).parent)
+    assert told["findings"] == []
+
+
+@pytest.mark.parametrize(
+    "slices", [(slice(None),), (slice(None), slice(0, 4)), (..., slice(0, None, 2))], ids=str
+)
+def test_a_group_norm_keeps_the_layout_that_the_trace_saw(slices: tuple[Any, ...]) -> None:
+    x = torch.randn(2, CHANNELS, SIDE, 6).contiguous(memory_format=torch.channels_last)[slices]
+    module = fx.symbolic_trace(nn.Identity())
+    module.graph = fx.Graph()
+    given = module.graph.placeholder("x")
+    module.graph.output(module.graph.call_function(torch.ops.aten.group_norm.default, (given, 2)))
+    settle_group_norms(module.graph)
+    module.recompile()
+    expected, found = torch.group_norm(x, 2), module(x)
+    assert found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)

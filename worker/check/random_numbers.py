@@ -2,8 +2,8 @@
 
 Dropout of the user's module and of the sections draws from generators in other states, and there is no one
 order of calls that both keep. So each random operation draws from a seed that its kind and shape alone
-decide: both runs drop the same elements, in every micro-batch. Gradients of batch norms are computed right in
-both, where torch would misread memory (see `settle_batch_norms`).
+decide: both runs drop the same elements, in every micro-batch. Gradients of batch and group norms are right in
+both, where torch would misread memory (see `settle_batch_norms` and `settle_group_norms`).
 
 Sees operations in torch's dispatcher: checked with torch 2.13.
 """
@@ -24,6 +24,7 @@ from ...model.torch_private.pytree import tree_map
 from ...model.tracing.batch_norms import settled
 
 _BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward
+_GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
 _MEANS = {"rand": 0.5, "rand_like": 0.5, "randn": 0.0, "randn_like": 0.0}
 _HAVE_MEANS = frozenset(
     (*_MEANS, "native_dropout", "bernoulli", "normal", "uniform", "exponential", "randint", "randint_like")
@@ -44,8 +45,11 @@ class FixedNumbers(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "overloadpacket", None) is _BATCH_NORM_BACKWARD:
+        kind = getattr(func, "overloadpacket", None)
+        if kind is _BATCH_NORM_BACKWARD:
             args = (settled(args[0]), settled(args[1]), *args[2:])
+        elif kind is _GROUP_NORM_BACKWARD and not args[-1][0]:  # the mask: the input's gradient is not wanted
+            return None, *func(*args[:-1], [True, *args[-1][1:]], **kwargs)[1:]
         if not is_random(func, args, kwargs):
             return func(*args, **kwargs)
         given = arguments_of(func, args, kwargs)
