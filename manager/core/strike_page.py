@@ -41,7 +41,7 @@ def _together(row: Row) -> str:
         return "the same one, seen again"
     if row.under_way:
         return "what was under way when it came"
-    return f"within {row.together_s:g} s" if row.together_s else "–"
+    return f"within {row.together_s:g} s of the first" if row.together_s else "–"
 
 
 def _pause(row: Row) -> str:

@@ -70,10 +70,10 @@ class Row:
     factor: float = 2.0  # ... and for so many times longer after each further one
     longest_s: float = 0.0  # ... but no longer than this
     num_free: int = 0  # strikes after which there is no pause
-    together_s: float = 0.0  # failures of others that come within so long are the same strike
+    together_s: float = 0.0  # failures of others so soon after the first are the same strike
     under_way: bool = False  # what was under way at the newest strike is part of it, whenever it fails
     seen_again: bool = False  # a failure of those in the newest strike is that strike, seen again
-    joint: bool = False  # ... at whichever subject: it is counted at the first one alone
+    joint: bool = False  # ... at whichever subject: a strike that several share counts once for the job
     forgiven_by: frozenset[Progress] = frozenset()
     forgotten_s: float = math.inf  # strikes are forgotten when none has come for so long
     journalled: bool = True  # else in memory only: it means nothing to the next manager

@@ -27,9 +27,12 @@ class Strikes:
 
     count: int = 0
     since: float = 0.0  # when the newest failure came: the pause begins
+    first_at: float = 0.0  # when the first failure of the newest strike came
     step: int = -1  # the job's newest step at that time
     by: frozenset[Hashable] = frozenset()  # those that failed together in the newest strike
     why: str = ""  # the newest failure's own words
+    generation: int = -1  # the newest that was open at the newest strike, where that matters
+    numbers: frozenset[int] = frozenset()  # of a joint kind: which of the strikes of all subjects these are
 
     def until(self, row: Row) -> float:
         """When the pause is over."""
@@ -39,8 +42,8 @@ class Strikes:
         """Whether `failure` is part of the newest of these strikes.
 
         By its kind it is if it was under way (`began`) when that came, since nothing was tried in between; if
-        it is the same one's, seen again; or if it comes shortly after it and is of others, since one that
-        fails again has been tried again.
+        it is the same one's, seen again; or if it comes shortly after the first of these, in the same
+        generation, and is of others, since one that fails again has been tried again.
         """
         if self == NONE:
             return False
@@ -48,8 +51,8 @@ class Strikes:
             return bool(self.by & failure.by)
         if row.under_way:
             return began is not None and began < self.since <= failure.since
-        is_near = 0 <= failure.since - self.since < row.together_s
-        return is_near and not self.by & failure.by
+        is_near = 0 <= failure.since - self.first_at < row.together_s
+        return is_near and self.generation == failure.generation and not self.by & failure.by
 
 
 NONE = Strikes()
@@ -69,6 +72,17 @@ class Ledger:
         """How many strikes in a row."""
         return self.of(kind, subject).count
 
+    def total(self, kind: Kind) -> int:
+        """How many strikes of a joint kind all subjects have, each that several share counted once."""
+        return len(self._numbers(kind))
+
+    def _numbers(self, kind: Kind) -> frozenset[int]:
+        return frozenset[int]().union(*(found.numbers for found in self.all(kind).values()))
+
+    def next_number(self, kind: Kind) -> int:
+        """The number of the next strike of a joint kind."""
+        return max(self._numbers(kind), default=0) + 1
+
     def all(self, kind: Kind) -> Mapping[Subject, Strikes]:
         """The strikes of a kind by subject, in the order in which each was first struck."""
         return {subject: found for (of, subject), found in self.strikes.items() if of is kind}
@@ -83,28 +97,32 @@ def strike(
     by: Iterable[Hashable] = (),
     began: float | None = None,
     step: int = -1,
+    generation: int = -1,
     why: str = "",
 ) -> Ledger:
     """The ledger with one more failure at `at`.
 
     `by`: who failed; `began`: when that which failed was begun, for kinds in which it matters; `step`: the
-    job's newest step.
+    job's newest step; `generation`: the newest that was opened, for failures of trainers.
     """
     row = TABLE[kind]
-    failure = Strikes(1, at, step, frozenset(by), why)
+    failure = Strikes(1, at, at, step, frozenset(by), why, generation)
     if Progress.NEXT_STEP in row.forgiven_by and any(step > it.step for it in ledger.all(kind).values()):
         ledger = _without(ledger, {kind}, None)
     if at - ledger.of(kind, subject).since > row.forgotten_s:
         ledger = _without(ledger, {kind}, {subject})
     candidates = ledger.all(kind) if row.joint else {subject: ledger.of(kind, subject)}
     newest = max(candidates, key=lambda it: candidates[it].since, default=subject)
-    count = ledger.count(kind, subject)
-    if not ledger.of(kind, newest).includes(failure, row, began):
-        return _with(ledger, kind, subject, replace(failure, count=count + 1))
-    before = ledger.of(kind, newest)
-    together = replace(failure, count=before.count, by=before.by | failure.by)
+    own, before = ledger.of(kind, subject), ledger.of(kind, newest)
+    if not before.includes(failure, row, began):
+        numbers = own.numbers | {ledger.next_number(kind)} if row.joint else own.numbers
+        return _with(ledger, kind, subject, replace(failure, count=own.count + 1, numbers=numbers))
+    together = replace(before, since=at, step=step, by=before.by | failure.by, why=why)
     ledger = _with(ledger, kind, newest, together)
-    return ledger if newest == subject else _with(ledger, kind, subject, replace(together, count=count))
+    if newest == subject:
+        return ledger
+    shared = own.numbers | {max(before.numbers)}
+    return _with(ledger, kind, subject, replace(together, count=len(shared), numbers=shared))
 
 
 def forgive_on_progress(

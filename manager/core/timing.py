@@ -56,8 +56,20 @@ class Timing:
     leases: Leases = field(default_factory=Leases)  # what agents are told
     strikes: Mapping[Kind, Row] = field(default_factory=lambda: TABLE)  # what follows from failures
 
-    def with_row(self, kind: Kind, **changes: float) -> Timing:
-        """With these numbers in the row of a kind of failures."""
+    def with_row(
+        self,
+        kind: Kind,
+        *,
+        limit: float | None = None,
+        first_s: float | None = None,
+        longest_s: float | None = None,
+    ) -> Timing:
+        """With these numbers in the row of a kind of failures: those by which rules judge its strikes.
+
+        How strikes are counted is in the fold, which must be the same for every manager of a journal.
+        """
+        given = {"limit": limit, "first_s": first_s, "longest_s": longest_s}
+        changes = {name: number for name, number in given.items() if number is not None}
         return replace(self, strikes={**self.strikes, kind: replace(self.strikes[kind], **changes)})
 
     @property

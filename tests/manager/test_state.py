@@ -116,6 +116,10 @@ def test_errors_at_one_time_are_one_round_and_progress_forgives_ours() -> None:
     assert again.strikes.count(Kind.INTERNAL_ERROR) == 2
     later = apply(together, failed("v2.0", 60.0))
     assert later.strikes.count(Kind.INTERNAL_ERROR) == 2
+    between = fold([failed("v0.0", 1.0), planned(2, "v0.0", "v1.0"), failed("v1.0", 2.0)])
+    assert between.strikes.count(Kind.INTERNAL_ERROR) == 1
+    opened_between = fold([failed("v0.0", 1.0), planned(2, "v1.0"), opened(2), failed("v1.0", 2.0)])
+    assert opened_between.strikes.count(Kind.INTERNAL_ERROR) == 2
     forgiven = apply(later, failed("v0.0", 90.0, incarnation=3, step=4))
     assert forgiven.strikes.count(Kind.INTERNAL_ERROR) == 1
     assert fold([failed("v0.0", 1.0, kind="killed")]).strikes.count(Kind.INTERNAL_ERROR) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
-from makara.manager.bounds import bounds_of
+from makara.manager.bounds import OF_STRIKES, bounds_of
 from makara.manager.core import Timing
 from makara.manager.core.strike_page import PAGE, with_table
 from makara.manager.core.strike_table import TABLE, Kind, Progress, Row
@@ -18,12 +20,33 @@ def test_the_page_of_faults_shows_the_table_of_the_code() -> None:
 def test_failures_of_others_shortly_after_each_other_are_one_strike() -> None:
     ledger = strike(Ledger(), Kind.INTERNAL_ERROR, JOB, 1.0, by=["a"])
     ledger = strike(ledger, Kind.INTERNAL_ERROR, JOB, 9.0, by=["b"])
-    ledger = strike(ledger, Kind.INTERNAL_ERROR, JOB, 17.0, by=["c"])
+    ledger = strike(ledger, Kind.INTERNAL_ERROR, JOB, 10.5, by=["c"])
     assert ledger.count(Kind.INTERNAL_ERROR) == 1
     assert ledger.of(Kind.INTERNAL_ERROR).by == {"a", "b", "c"}
-    assert strike(ledger, Kind.INTERNAL_ERROR, JOB, 18.0, by=["c"]).count(Kind.INTERNAL_ERROR) == 2
-    assert strike(ledger, Kind.INTERNAL_ERROR, JOB, 28.0, by=["d"]).count(Kind.INTERNAL_ERROR) == 2
-    assert strike(ledger, Kind.INTERNAL_ERROR, JOB, 16.0, by=["d"]).count(Kind.INTERNAL_ERROR) == 2
+    assert strike(ledger, Kind.INTERNAL_ERROR, JOB, 10.8, by=["c"]).count(Kind.INTERNAL_ERROR) == 2
+    assert strike(ledger, Kind.INTERNAL_ERROR, JOB, 11.0, by=["d"]).count(Kind.INTERNAL_ERROR) == 2
+    assert strike(ledger, Kind.INTERNAL_ERROR, JOB, 0.5, by=["d"]).count(Kind.INTERNAL_ERROR) == 2
+
+
+@pytest.mark.parametrize("gap_s", [3.0, 9.0])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if TABLE[kind].together_s])
+def test_failures_that_go_on_and_on_are_a_strike_each_time_that_the_first_is_long_past(
+    kind: Kind, gap_s: float
+) -> None:
+    ledger, began, expected = Ledger(), -1e9, 0
+    for number in range(30):
+        at = number * gap_s
+        subject = f"v{number}" if TABLE[kind].joint else JOB
+        ledger = strike(ledger, kind, subject, at, by=[f"w{number}"])
+        if at - began >= TABLE[kind].together_s:
+            began, expected = at, expected + 1
+    assert (ledger.total(kind) if TABLE[kind].joint else ledger.count(kind)) == expected
+
+
+def test_failures_in_two_generations_are_two_strikes() -> None:
+    ledger = strike(Ledger(), Kind.USER_ERROR, JOB, 1.0, by=["a"], generation=4)
+    assert strike(ledger, Kind.USER_ERROR, JOB, 2.0, by=["b"], generation=4).count(Kind.USER_ERROR) == 1
+    assert strike(ledger, Kind.USER_ERROR, JOB, 2.0, by=["b"], generation=5).count(Kind.USER_ERROR) == 2
 
 
 def test_a_failure_that_takes_several_vms_is_one_strike_of_the_job_and_one_of_each_vm() -> None:
@@ -31,9 +54,25 @@ def test_a_failure_that_takes_several_vms_is_one_strike_of_the_job_and_one_of_ea
     for at, vm in ((1.0, "v1"), (2.0, "v2"), (60.0, "v1"), (61.0, "v2"), (62.0, "v2")):
         for kind in (Kind.DEATH, Kind.VM_DEATH):
             ledger = strike(ledger, kind, vm, at, by=[f"{vm}.0"])
-    assert sum(found.count for found in ledger.all(Kind.DEATH).values()) == 3
+    assert ledger.total(Kind.DEATH) == 3
     assert ledger.all(Kind.DEATH).keys() == {"v1", "v2"}
     assert (ledger.count(Kind.VM_DEATH, "v1"), ledger.count(Kind.VM_DEATH, "v2")) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("forgiven", "left"), [(["v1"], 2), (["v2"], 3), (["v1", "v2"], 1), (["v1", "v3"], 2)]
+)
+def test_a_strike_that_several_vms_share_counts_for_as_long_as_one_of_them_has_it(
+    forgiven: list[str], left: int
+) -> None:
+    ledger = Ledger()
+    for at, vm in ((1.0, "v1"), (2.0, "v2"), (60.0, "v1"), (61.0, "v2"), (62.0, "v3"), (90.0, "v1")):
+        ledger = strike(ledger, Kind.DEATH, vm, at, by=[f"{vm}.0"])
+    assert ledger.total(Kind.DEATH) == 3
+    for vm in forgiven:
+        ledger = forgive_on_progress(ledger, Progress.VM_LOST, {vm})
+    assert ledger.total(Kind.DEATH) == left
+    assert strike(ledger, Kind.DEATH, "v2", 120.0, by=["v2.0"]).total(Kind.DEATH) == left + 1
 
 
 def test_a_later_step_than_at_the_last_strike_forgives_where_a_step_does() -> None:
@@ -69,6 +108,12 @@ def test_the_numbers_of_a_row_are_set_as_bounds() -> None:
     assert timing.strikes[Kind.DEATH].limit == 20
     assert timing == Timing().with_row(Kind.DEATH, limit=20)
     assert TABLE[Kind.DEATH].limit == 9
+
+
+@pytest.mark.parametrize("name", sorted({it.name for it in fields(Row)} - set(OF_STRIKES)))
+def test_a_bound_sets_nothing_by_which_the_fold_counts(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        Timing().with_row(Kind.USER_ERROR, **{name: 1.0})
 
 
 @pytest.mark.parametrize("kind", list(Kind))

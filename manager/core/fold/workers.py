@@ -9,7 +9,7 @@ from typing import Any
 from ..facts import BitsFixed, Recalibrated, RecipeFixed, WorkerFailed, WorkerPaced
 from ..state import JobState, Slow, vm_of
 from ..strike_table import Kind, Progress
-from ..strikes import JOB, forgive_on_progress, strike
+from ..strikes import JOB, Subject, forgive_on_progress, strike
 from ..vms import VmStatus
 
 
@@ -55,10 +55,7 @@ def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
         return _died(state, fact, Kind.VM_DEATH, Kind.DEATH)
     state = state.changed(last_error=fact.message, last_traceback=fact.traceback)
     kind = Kind.USER_ERROR if fact.kind == "user" else Kind.INTERNAL_ERROR
-    step = state.progress_step
-    return state.changed(
-        strikes=strike(state.strikes, kind, JOB, fact.at, by=[fact.worker], step=step, why=fact.message)
-    )
+    return _struck(state, fact, kind, JOB, fact.message)
 
 
 def _died(state: JobState, fact: WorkerFailed, *kinds: Kind) -> JobState:
@@ -67,12 +64,25 @@ def _died(state: JobState, fact: WorkerFailed, *kinds: Kind) -> JobState:
     vm = state.vms.get(vm_of(fact.worker))
     if vm is None or not vm.live or vm.status is VmStatus.NOTICED:
         return state
-    strikes = state.strikes
     if fact.own_steps:
-        strikes = forgive_on_progress(strikes, Progress.OWN_STEP, {vm.vm})
+        state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.OWN_STEP, {vm.vm}))
     for kind in kinds:
-        step, why = state.progress_step, f"{fact.worker}: {fact.message}"
-        strikes = strike(strikes, kind, vm.vm, fact.at, by=[fact.worker], step=step, why=why)
+        state = _struck(state, fact, kind, vm.vm, f"{fact.worker}: {fact.message}")
+    return state
+
+
+def _struck(state: JobState, fact: WorkerFailed, kind: Kind, subject: Subject, why: str) -> JobState:
+    """Trainers fail together in one generation: once the next is open, another try was made."""
+    strikes = strike(
+        state.strikes,
+        kind,
+        subject,
+        fact.at,
+        by=[fact.worker],
+        step=state.progress_step,
+        generation=state.opened_generation,
+        why=why,
+    )
     return state.changed(strikes=strikes)
 
 

@@ -151,8 +151,7 @@ def _can_save(context: Context) -> bool:
 
 def _deadly(context: Context) -> str:
     """Why trainers that die everywhere end the job; empty if they do not."""
-    by_vm = context.state.strikes.all(Kind.DEATH)
-    count = sum(strikes.count for strikes in by_vm.values())
+    by_vm, count = context.state.strikes.all(Kind.DEATH), context.state.strikes.total(Kind.DEATH)
     if not context.timing.strikes[Kind.DEATH].is_reached(count):
         return ""
     last = max(by_vm.values(), key=lambda strikes: strikes.since)
