@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
+from enum import IntEnum
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from makara.model.partition.partition import Sections, choose_cuts, split
@@ -77,6 +82,41 @@ def test_a_state_that_was_loaded_has_the_hash_of_the_one_that_was_sent() -> None
         loaded = SectionRuntime(chain, index, training, SEED, initialise=False)
         loaded.load_state({name: tensor.clone() for name, tensor in tensors.items()}, scalars)
         assert whole(loaded) == whole(section)
+
+
+class Timed(torch.optim.SGD):
+    """Notes in itself how long its steps took, and numbers of other types than a transfer gives in its groups
+    and its state."""
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.calls = getattr(self, "calls", 0) + 1
+        self.last_s = random.SystemRandom().random()
+        self.times = torch.tensor([self.last_s])
+        for group in self.param_groups:
+            group |= {"rate": np.float64(0.1), "kind": Kind.WARM, "counted": self.calls}
+            for parameter in group["params"]:
+                self.state[parameter]["mean"] = np.float64(0.1) + self.calls
+        super().step()
+
+
+class Kind(IntEnum):
+    WARM = 3
+
+
+def test_notes_of_an_optimizer_and_types_that_a_transfer_changes_raise_no_alarm() -> None:
+    training, chain = model("gpt")
+    timed = replace(training, optimizer=lambda named: Timed(named, lr=0.1))
+    sections = [SectionRuntime(chain, 0, timed, SEED) for _ in range(2)]
+    for section in sections:
+        section.apply(0, {n: torch.full_like(p, 1e-3) for n, p in section.trainable.items()})
+    tensors, scalars = sections[0].state()
+    assert any(name.endswith("/self/last_s") for name in scalars), "a host that copies it gets them"
+    loaded = SectionRuntime(chain, 0, timed, SEED, initialise=False)
+    loaded.load_state({n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(scalars)))
+    assert whole(sections[0]) == whole(sections[1]) == whole(loaded)
+    assert loaded.optimizer is not None
+    loaded.optimizer.param_groups[0]["counted"] += 1
+    assert whole(loaded) != whole(sections[0]), "numbers in groups count"
 
 
 @pytest.fixture

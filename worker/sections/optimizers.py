@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from ...model.errors import RecipeMismatch, UserCodeError
 from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Training, call_user_code
+from .state import Scalar, plain
 
-Scalar = int | float | bool | str | None
 SAVED = (Tensor, int, float, bool, str)
 """The types of an optimizer's settings that are saved with its section."""
 
@@ -128,7 +128,7 @@ class OwnSettings:
                 if isinstance(value, Tensor):
                     tensors[name] = value.detach()
                 else:
-                    scalars[name] = value
+                    scalars[name] = plain(value)
         return tensors, scalars
 
     def load(self, tensors: Mapping[str, Tensor], scalars: Mapping[str, Scalar]) -> set[str]:
@@ -180,6 +180,8 @@ def _kept(value: Any) -> Any:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    if isinstance(value, Tensor) and isinstance(other, Tensor):
-        return torch.equal(value.cpu(), other.cpu())
+    if isinstance(value, Tensor) or isinstance(other, Tensor):
+        both = isinstance(value, Tensor) and isinstance(other, Tensor)
+        return both and torch.equal(value.cpu(), other.cpu())
+    value, other = plain(value), plain(other)
     return type(value) is type(other) and bool(value == other)

@@ -31,7 +31,7 @@ from .loss_scale import LossScale
 from .lr import LearningRates
 from .memory_format import aligned, canonical, on_device, seed_device
 from .optimizers import OwnSettings, make_optimizer
-from .state import Scalar, load_section_state, section_state
+from .state import Scalar, is_reproducible, load_section_state, section_state
 
 
 @dataclass(slots=True)
@@ -310,9 +310,11 @@ class SectionRuntime:
         return [*rest, *self._constants, *self.folded]
 
     def held(self) -> tuple[dict[str, Tensor], dict[str, Scalar]]:
-        """All that has the same bits on every host of the section: its state, and what is not part of it. The
-        tensors are live."""
-        tensors, scalars = self.state()
+        """All that has the same bits on every host of the section: its state without attributes of the
+        optimizer, and tensors that are not part of the state. The tensors are live."""
+        state_tensors, state_scalars = self.state()
+        tensors = {name: tensor for name, tensor in state_tensors.items() if is_reproducible(name)}
+        scalars = {name: value for name, value in state_scalars.items() if is_reproducible(name)}
         tensors |= {f"fixed/{number}": tensor for number, tensor in enumerate(self._fixed())}
         if self.optimizer_on_host:
             tensors |= {f"device/{name}": value.detach() for name, value in self.trainable.items()}

@@ -15,8 +15,9 @@ Of a step that was cut off, peers also get sums of gradients (`worker/recovery/k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from .loss_scale import LossScale
 
 Scalar = int | float | bool | str | None
 
+_PLAIN = (int, float, bool, str, type(None))
 _LOSS_SCALE = "job/loss_scale"
 _GOOD_STEPS = "job/good_steps"
 
@@ -52,7 +54,7 @@ def section_state(
             if isinstance(value, Tensor):
                 tensors[full] = value.detach()
             elif value is None or isinstance(value, int | float | bool | str):
-                scalars[full] = value
+                scalars[full] = plain(value)
             else:
                 raise UserCodeError(
                     f"Training.optimizer: its state {key!r} of {name!r} is a {type(value).__name__}; "
@@ -62,6 +64,19 @@ def section_state(
     if loss_scale is not None:
         scalars |= {_LOSS_SCALE: loss_scale.scale, _GOOD_STEPS: loss_scale.good_steps}
     return tensors, scalars
+
+
+def plain(value: Scalar) -> Scalar:
+    """The value as a transfer in JSON gives it: numpy's float64 is a float then, and a member of an IntEnum
+    an int."""
+    return value if type(value) in _PLAIN else cast(Scalar, json.loads(json.dumps(value)))
+
+
+def is_reproducible(entry: str) -> bool:
+    """Whether an entry has the same bits on all hosts of its section. Attributes of an optimizer may not: it
+    may note there how long a step took. An attribute that its update reads shows in the weights."""
+    kind, _, rest = entry.partition("/")
+    return kind != "groups" or rest.split("/")[1] != "self"
 
 
 def entry_owner(entry: str) -> str:

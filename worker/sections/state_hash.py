@@ -8,6 +8,7 @@ and numpy computes it at about the speed of the memory, without Python's lock.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -56,7 +57,7 @@ def section_hash(
         if stopped():
             raise Stopped
         total = (total * _NEXT + _sum(chunk)) & _WORD
-    return seed64("state", "\n".join(sorted(tensors)), repr(known), total)
+    return seed64("state", "\n".join(sorted(tensors)), json.dumps(known), total)
 
 
 def changing_hash(section: SectionRuntime) -> int:
