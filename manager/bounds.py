@@ -10,7 +10,7 @@ from pathlib import Path
 from .config import ServerConfig
 from .core import Timing
 from .core.orders import Leases
-from .core.strike_table import TABLE, Kind
+from .core.strikes.table import TABLE, Kind
 from .home import ConfigError
 
 OF_SERVER = (

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from makara.manager.config import ServerConfig
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.replay import POLICIES
 from makara.manager.server import serve
 

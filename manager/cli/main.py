@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from .client import Unreachable
-from .parser import parser
+from .parsing.parser import parser
 
 JOB_FAILED, MISTAKE, UNREACHABLE = 1, 2, 3
 

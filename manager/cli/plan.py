@@ -22,11 +22,11 @@ from ..spec.job_spec import JobSpec
 from ..spec.reading import BadFile, write_file
 from .calibration.source import CalibrationSource, of_file, of_manager, of_this_machine
 from .client import Unreachable
-from .option_types import path, positive, size
+from .parsing.option_types import path, positive, size
+from .parsing.suggestions import Parser
 from .plan_text import PricedVms, report, request
 from .progress import counted
 from .stages import Stages, writer
-from .suggestions import Parser
 from .warm_up import wait_for_code
 
 _WRITERS: dict[str, Callable[[Timeline], str]] = {".svg": draw_timeline, ".json": chrome_trace}

@@ -17,8 +17,8 @@ from ..spec.job_spec import JobSpec
 from ..spec.reading import read_file
 from .calibration.source import of_file, of_manager
 from .client import Unreachable
-from .option_types import path
-from .suggestions import Parser
+from .parsing.option_types import path
+from .parsing.suggestions import Parser
 from .warm_up import wait_for_code
 
 _MARKET_HOURS = 6.0  # of a made-up market, if nobody says otherwise

@@ -17,7 +17,7 @@ from ...protocol.messages import JobSettings
 from ...protocol.stages import STAGE
 from ...simulator import Measurements
 from ..spec.job_spec import JobSpec
-from .entrypoint import entrypoint_fault
+from .parsing.entrypoint import entrypoint_fault
 
 
 class UserCodeRefused(ValueError):

@@ -35,7 +35,6 @@ from .rules import (
     planning,
     profiling,
     renting,
-    resuming,
     retention,
     spending,
     stalls,
@@ -45,7 +44,7 @@ from .rules import (
     versions,
     waiting,
 )
-from .rules.resuming import can_go_on
+from .rules.waiting import can_go_on
 from .set_aside import stop_set_aside
 from .state import JobState
 from .timing import Timing
@@ -117,7 +116,7 @@ def decide(state: JobState, observations: Observations, event: Event, timing: Ti
         context.event = part
         for intake in (
             spending.take,
-            resuming.take,
+            waiting.go_on,
             ending.take,
             starting.take,
             waiting.take,

@@ -16,8 +16,8 @@ from .facts import EndReason, Fact, GenerationClosed, VmEnded
 from .fold import apply
 from .observations import LastReport, Observations
 from .state import Incarnation, JobState, vm_of
-from .strike_table import Kind
-from .striking import StrikesInDecision
+from .strikes.of_context import StrikesInDecision
+from .strikes.table import Kind
 from .timing import Timing
 from .vms import Vm, VmStatus
 

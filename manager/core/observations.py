@@ -11,7 +11,7 @@ from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
 from .events import GrowthComputed
 from .state import Incarnation, empty_mapping
-from .strikes import Ledger
+from .strikes.ledger import Ledger
 from .timing import Timing
 
 _NOWHERE = (None, 0)

@@ -14,8 +14,8 @@ from ...protocol.messages import CheckpointRef, Formed, Miscount, Recipe
 from ..spec.job_spec import JobSpec
 from ..spec.start_source import StartSource
 from .facts import CheckpointDamaged, GenerationKind, JobEnded, Resumption, StartCopied
-from .strike_table import Kind
-from .strikes import Ledger
+from .strikes.ledger import Ledger
+from .strikes.table import Kind
 from .vm_table import VmTable
 from .vms import Bill, Enough, Losses, Spent, Vm, VmStatus
 

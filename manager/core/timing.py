@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from .orders import Leases
-from .strike_table import TABLE, Kind, Row
+from .strikes.table import TABLE, Kind, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from ..core.events import (
     WeightsExported,
 )
 from ..core.state import vm_of
-from ..core.strike_table import Kind
+from ..core.strikes.table import Kind
 from ..world import World
 from .fleet import GRAPH_HASH, Fleet, NodeVm
 from .planner import CachedPlanner

@@ -27,7 +27,7 @@ from ..core.commands import (
 )
 from ..core.events import CommandStuck, Event, JobCommandFailed
 from ..core.state import JobState
-from ..core.strike_table import Kind
+from ..core.strikes.table import Kind
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads, told_when_slow

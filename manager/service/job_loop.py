@@ -21,8 +21,8 @@ from ..core import Decision, LastReport, Observations, Timing, decide, stop_set_
 from ..core.commands import Command
 from ..core.events import Batch, ConnectionClosed, Event, ReportReceived, StopRequested, Tick, VmTerminated
 from ..core.facts import Fact
-from ..core.strike_table import Kind
-from ..core.strikes import JOB, strike
+from ..core.strikes.ledger import JOB, strike
+from ..core.strikes.table import Kind
 from .journal_text import NotReadable
 from .quarantine import Quarantine, Quarantined, quarantine_for
 from .runtime import Gathered, Job, Observation

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Protocol, TypeVar
 
 from ..core.commands import Command
-from ..core.strike_table import TABLE, Kind
+from ..core.strikes.table import TABLE, Kind
 
 T = TypeVar("T")
 LONGEST_DELAY_S = TABLE[Kind.COMMAND].longest_s

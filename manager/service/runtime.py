@@ -14,7 +14,7 @@ from ..core import Observations
 from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
 from ..core.state import JobState
-from ..core.strikes import Ledger
+from ..core.strikes.ledger import Ledger
 from .journal import StoredFact
 from .planning.ranking import Ranking
 from .quarantine import Quarantine, fold_readable

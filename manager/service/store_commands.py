@@ -66,7 +66,7 @@ from ..core.events import (
     WeightsExported,
 )
 from ..core.state import JobState
-from ..core.strike_table import Kind
+from ..core.strikes.table import Kind
 from ..spec.start_source import StartSource
 from .retrying import Persist
 

@@ -29,6 +29,11 @@ def arguments_of(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     return {**names, **dict(zip(names, args, strict=False)), **kwargs}
 
 
+def argument_types(target: OpOverload) -> list[str]:
+    """`Tensor`, `number` and so on, of each argument."""
+    return [str(argument.type) for argument in target._schema.arguments]  # pyright: ignore[reportPrivateUsage]
+
+
 def is_random(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of `target` draws random numbers.
 

@@ -1,4 +1,6 @@
-"""The hooks that run around an optimizer's step; no public function lists them. Checked with torch 2.13."""
+"""The hooks that run around an optimizer's step, and how often a tensor was written; no public function
+tells. Checked with torch 2.13.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 Hook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any]
@@ -34,3 +37,8 @@ def step_hooks(optimizer: Optimizer) -> dict[str, MutableMapping[int, Hook]]:
         "register_optimizer_step_pre_hook": every["_global_optimizer_pre_hooks"],
         "register_optimizer_step_post_hook": every["_global_optimizer_post_hooks"],
     }
+
+
+def num_writes(tensor: Tensor) -> int:
+    """How often the tensor was written in place."""
+    return tensor._version

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import UntraceableModel
-from ..torch_private.operators import name_of, overload_of, written_values
+from ..torch_private.operators import argument_types, name_of, overload_of, written_values
 from .nodes import storage_of, value_of
 from .source import stack_line
 
@@ -116,14 +116,10 @@ def _make_functional(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 def _functional(packet: Any, in_place: Any) -> Any:
     """The overload of `packet` that takes what `in_place` takes; None if there is none. Names do not tell:
     `pow_.Scalar` takes a tensor and a number, `pow.Scalar` a number and a tensor."""
-    wanted = [str(argument.type) for argument in in_place._schema.arguments]
+    wanted = argument_types(in_place)
     names = [overload_of(in_place), *(packet.overloads() if packet is not None else ())]
     found = (getattr(packet, name, None) for name in names)
-    return next((one for one in found if one is not None and _types(one) == wanted), None)
-
-
-def _types(overload: Any) -> list[str]:
-    return [str(argument.type) for argument in overload._schema.arguments]
+    return next((one for one in found if one is not None and argument_types(one) == wanted), None)
 
 
 def _seen_elsewhere(graph: fx.Graph, node: fx.Node, target: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from makara.manager.core.facts import (
     WorkerFailed,
 )
 from makara.manager.core.state import Status
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.protocol.messages import CheckpointRef, Failure, Formed, Phase, Profile, WorkerReport

@@ -19,7 +19,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status, vm_of
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.protocol.messages import Phase, Profiling, WorkerReport
 from makara.simulator import Measurements
 from world_machines import GRAPH_HASH, WIRE, measured_profile

@@ -7,7 +7,7 @@ from makara.manager.core import fold
 from makara.manager.core.facts import EndReason, GenerationClosed, StateCorrupted
 from makara.manager.core.orders import orders
 from makara.manager.core.state import vm_of
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.protocol.messages import Corruption, Phase
 
 

@@ -7,7 +7,7 @@ from core_script import Script
 from makara.manager.core.commands import ComputePlan, ReleaseVm
 from makara.manager.core.events import StopRequested, VmTerminated
 from makara.manager.core.facts import EndReason, GenerationClosed, VmEnded
-from makara.manager.core.strike_table import TABLE, Kind
+from makara.manager.core.strikes.table import TABLE, Kind
 from makara.protocol.messages import Phase
 
 

@@ -27,7 +27,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.fold import fold
 from makara.manager.core.orders import orders
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.home import ConfigError
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view

@@ -8,7 +8,7 @@ from makara.manager.core.commands import ComputePlan
 from makara.manager.core.events import VmTerminated
 from makara.manager.core.facts import GenerationPlanned
 from makara.manager.core.orders import orders
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.protocol.messages import CheckpointRef, Failure, Phase, WorkerReport
 
 

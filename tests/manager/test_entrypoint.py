@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from makara.manager.cli.entrypoint import entrypoint_fault
+from makara.manager.cli.parsing.entrypoint import entrypoint_fault
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makara.manager.cli.parser import parser
-from makara.manager.cli.suggestions import _COMMANDS, _OPTIONS, Parser
+from makara.manager.cli.parsing.parser import parser
+from makara.manager.cli.parsing.suggestions import _COMMANDS, _OPTIONS, Parser
 
 
 def commands(

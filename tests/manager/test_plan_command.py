@@ -330,7 +330,7 @@ def test_only_the_vms_that_alone_host_a_section_are_said_to_cost_a_checkpoint() 
 
 
 def test_checkpoints_by_time_have_no_number_of_steps() -> None:
-    by_time = Risk(losses_per_s=1 / 3600, mean_size=2.0, redo_s=305.0, redo_steps=0.5, form_s=5.0)
+    by_time = Risk(losses_per_s=1 / 36000, mean_size=2.0, redo_s=305.0, redo_steps=0.5, form_s=5.0)
     assert "about 305 s on average; " in told_of_a_death(tiny(16, risk=by_time))
 
 

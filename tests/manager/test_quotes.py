@@ -152,7 +152,8 @@ def test_a_person_is_asked_before_a_job_costs_money(
     status = cli.main([*rented, *manager.options])
     told = capsys.readouterr()
     assert "an hour: $0.6312 for 4 VMs of the first kind, at most $2.104 (no max_hourly_cost)" in told.err
-    assert told.err.rstrip().endswith("Submit it? [y/N]" if submitted else "nothing was submitted")
+    after = told.err.partition("Submit it? [y/N] ")[2].strip()
+    assert after.endswith("submitting the job ..." if submitted else "nothing was submitted")
     assert ("accepted" in told.out, num_jobs(manager)) == (bool(submitted), submitted)
     assert status == (0 if submitted else cli_apply.NOT_WANTED)
 

@@ -40,7 +40,7 @@ from makara.manager.core.facts import (
     VmNotReleased,
     VmRequested,
 )
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.core.vms import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
 from makara.protocol.messages import Phase, Profiling, WorkerReport

@@ -25,7 +25,7 @@ from makara.manager.core.events import (
     VmTerminated,
 )
 from makara.manager.core.facts import RefusalKind
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.providers import (
     NoCapacity,
     NotAllowed,

@@ -32,8 +32,8 @@ from makara.manager.core.facts import GenerationPlanned, GenerationStalled, JobC
 from makara.manager.core.fold import apply, fold
 from makara.manager.core.orders import orders
 from makara.manager.core.state import Status
-from makara.manager.core.strike_table import Kind
-from makara.manager.core.strikes import Ledger
+from makara.manager.core.strikes.ledger import Ledger
+from makara.manager.core.strikes.table import Kind
 from makara.manager.service.effects import Effects
 from makara.manager.service.runtime import Job
 from makara.manager.service.service import Service

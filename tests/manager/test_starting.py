@@ -43,7 +43,7 @@ from makara.manager.core.events import (
 )
 from makara.manager.core.facts import BitsFixed, JobEnded, PersonNeeded, RecipeFixed, Resumption, StartCopied
 from makara.manager.core.state import Status
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.job import job_view
 from makara.manager.service.views.notes import notes

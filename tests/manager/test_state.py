@@ -20,7 +20,7 @@ from makara.manager.core.facts import (
 )
 from makara.manager.core.fold import apply, fold
 from makara.manager.core.state import JobState, Status
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.core.vms import VmStatus
 from makara.manager.service.planning.requests import holding
 from makara.pipeline import Range

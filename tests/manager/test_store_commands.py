@@ -53,7 +53,7 @@ from makara.manager.core.facts import (
     Submitted,
 )
 from makara.manager.core.fold import fold
-from makara.manager.core.strike_table import TABLE, Kind
+from makara.manager.core.strikes.table import TABLE, Kind
 from makara.manager.service import store_commands
 from makara.manager.service.store_commands import StoreCommands
 from makara.manager.spec.start_source import StartSource

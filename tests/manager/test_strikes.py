@@ -7,14 +7,14 @@ from dataclasses import fields
 import pytest
 from makara.manager.bounds import OF_STRIKES, bounds_of
 from makara.manager.core import Timing
-from makara.manager.core.strike_page import PAGE, with_table
-from makara.manager.core.strike_table import TABLE, Kind, Progress, Row
-from makara.manager.core.strikes import JOB, Ledger, forgive_on_progress, strike
+from makara.manager.core.strikes.ledger import JOB, Ledger, forgive_on_progress, strike
+from makara.manager.core.strikes.page import PAGE, with_table
+from makara.manager.core.strikes.table import TABLE, Kind, Progress, Row
 
 
 def test_the_page_of_faults_shows_the_table_of_the_code() -> None:
     page = PAGE.read_text()
-    assert with_table(page) == page, "python -m makara.manager.core.strike_page writes it"
+    assert with_table(page) == page, "python -m makara.manager.core.strikes.page writes it"
 
 
 def test_failures_of_others_shortly_after_each_other_are_one_strike() -> None:

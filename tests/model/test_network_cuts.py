@@ -24,7 +24,7 @@ def automatic(training: Training) -> Sections:
 def largest_shares(chain: Sections) -> tuple[float, float]:
     """Of all work, and of all parameters, what the largest section has."""
     traced = chain.traced
-    work = work_per_node(compute_nodes(traced.graph))
+    work = work_per_node(compute_nodes(traced.graph), traced.precision)
     ends = [0, *chain.cuts, len(work)]
     by_work = [sum(work[start:stop]) / sum(work) for start, stop in pairwise(ends)]
     held = [sum(traced.tensors[name].nbytes for name in section.parameters) for section in chain.sections]

@@ -13,7 +13,7 @@ from core_script import RECIPE, Script, plan_json
 from makara.manager.core.commands import RequestVm
 from makara.manager.core.facts import EndReason, GenerationPlanned, GenerationStalled, RecipeFixed, VmEnded
 from makara.manager.core.state import Status
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.protocol.frames import UnknownOrder, read_from_trainer, read_report, read_to_agent
 from makara.protocol.messages import (
     At,

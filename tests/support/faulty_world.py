@@ -26,7 +26,7 @@ from makara.manager.core.facts import Fact
 from makara.manager.core.fold import fold
 from makara.manager.core.orders import Leases, orders
 from makara.manager.core.state import JobState
-from makara.manager.core.strike_table import Kind
+from makara.manager.core.strikes.table import Kind
 from makara.manager.world import World
 from makara.protocol.messages import Failure, Report
 from makara.simulator import to_ns

@@ -161,7 +161,7 @@ class LowPrecision(Layers):
 
 
 class Normed(nn.Module):
-    """Divides by a norm, which is none of zeros; and its loss takes nothing but probabilities."""
+    """Divides each sample by its norm, none of zeros; and its loss takes nothing but probabilities."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Normed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = layer(x).relu()
-            x = x / x.norm()
+            x = x / x.norm(dim=1, keepdim=True)
         return x.sum(1).sigmoid()
 
 

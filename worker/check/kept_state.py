@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ...model.errors import UserCodeError
 from ...model.seeds import preserved_randomness, seed64, seed_everything
-from ...model.torch_private.optimizer_hooks import step_hooks
+from ...model.torch_private.optimizer_hooks import num_writes, step_hooks
 from ...model.training import Training, call_user_code
 from .findings import Report, some
 from .reachable import Value, reachable
@@ -132,7 +132,7 @@ def _written(optimizer: Optimizer) -> dict[tuple[int, str], tuple[int, Tensor]]:
         state: Mapping[str, Any] = optimizer.state.get(parameter, {})
         held = {"": parameter, ".grad": parameter.grad, **state}
         tensors = {name: value for name, value in held.items() if isinstance(value, Tensor)}
-        found |= {(number, n): (t._version, t.detach().nan_to_num().clone()) for n, t in tensors.items()}
+        found |= {(number, n): (num_writes(t), t.detach().nan_to_num().clone()) for n, t in tensors.items()}
     return found
 
 

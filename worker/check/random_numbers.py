@@ -2,8 +2,8 @@
 
 Dropout of the user's module and of the sections draws from generators in other states, and there is no one
 order of calls that both keep. So each random operation draws from a seed that its kind and shape alone
-decide: both runs drop the same elements, in every micro-batch. Gradients of batch and group norms are right in
-both, where torch would misread memory (see `settle_batch_norms` and `settle_group_norms`).
+decide: both runs drop the same elements, in every micro-batch. Gradients of batch and group norms are right
+in both, where torch would misread memory (see `settle_batch_norms` and `settle_group_norms`).
 
 Sees operations in torch's dispatcher: checked with torch 2.13.
 """

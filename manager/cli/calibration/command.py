@@ -11,7 +11,7 @@ from ...spec.job_spec import JobSpecError, to_settings
 from ...spec.paths import expanded
 from ...spec.reading import BadFile, read_file, write_file
 from ..client import connect
-from ..option_types import path
+from ..parsing.option_types import path
 from ..user_code import measured_apart
 from .picture import draw
 from .table import table

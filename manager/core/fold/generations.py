@@ -28,8 +28,8 @@ from ..facts import (
     StepMiscounted,
 )
 from ..state import Generation, Incarnation, JobState, Stall, order_of, order_of_miscount, vm_of, vms_of
-from ..strike_table import Kind, Progress
-from ..strikes import JOB, forgive_on_progress, strike
+from ..strikes.ledger import JOB, forgive_on_progress, strike
+from ..strikes.table import Kind, Progress
 from . import renting
 
 

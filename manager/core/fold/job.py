@@ -24,8 +24,8 @@ from ..facts import (
     TrainingFinished,
 )
 from ..state import JobState, Waiting, order_of
-from ..strike_table import Progress
-from ..strikes import Ledger, forgive_on_progress
+from ..strikes.ledger import Ledger, forgive_on_progress
+from ..strikes.table import Progress
 from . import renting
 
 

@@ -21,8 +21,8 @@ from ..facts import (
     VmNotReleased,
 )
 from ..state import Generation, JobState, vms_of
-from ..strike_table import Kind, Progress
-from ..strikes import JOB, Subject, forgive_on_progress, strike
+from ..strikes.ledger import JOB, Subject, forgive_on_progress, strike
+from ..strikes.table import Kind, Progress
 from ..vms import Bill, Enough, Losses, Spent, Vm
 
 _TOGETHER_S = 60.0  # VMs that are lost within so long are one loss: a cloud takes several

@@ -18,8 +18,8 @@ from ..facts import (
     VmRiskChanged,
 )
 from ..state import JobState, vm_of
-from ..strike_table import Kind, Progress
-from ..strikes import JOB, forgive_on_progress, strike
+from ..strikes.ledger import JOB, forgive_on_progress, strike
+from ..strikes.table import Kind, Progress
 from ..vms import Vm, VmStatus
 from . import renting
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..facts import BitsFixed, Recalibrated, RecipeFixed, WorkerFailed, WorkerPaced
 from ..state import JobState, Slow, vm_of
-from ..strike_table import Kind, Progress
-from ..strikes import JOB, Subject, forgive_on_progress, strike
+from ..strikes.ledger import JOB, Subject, forgive_on_progress, strike
+from ..strikes.table import Kind, Progress
 from ..vms import VmStatus
 
 

@@ -14,7 +14,7 @@ from ..context import Context
 from ..facts import EndReason
 from ..silence import losses
 from ..state import Generation, Incarnation, vm_of
-from ..strike_table import Kind, Progress
+from ..strikes.table import Kind, Progress
 
 _EXACT_COVER = 12  # a smallest set is searched for among this many accused; beyond, a near-smallest will do
 

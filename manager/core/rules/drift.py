@@ -24,7 +24,7 @@ from ..events import Batch, ReportReceived, Tick
 from ..facts import Recalibrated, WorkerPaced
 from ..observations import StepPace
 from ..state import Generation, Incarnation
-from ..strike_table import Kind
+from ..strikes.table import Kind
 
 _SAMPLES = 16  # in a window, at most
 

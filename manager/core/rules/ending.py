@@ -9,7 +9,7 @@ from ..context import Context
 from ..events import JobCommandFailed, JobSubmitted, StopRequested, WeightsExported
 from ..facts import EndReason, JobEnded, StopOrdered, Submitted, TrainingFinished
 from ..state import order_of
-from ..strike_table import Kind
+from ..strikes.table import Kind
 from . import retention, starting
 
 

@@ -10,7 +10,7 @@ from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, WorkerFailed
 from ..silence import heard_at
 from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
-from ..strike_table import Kind
+from ..strikes.table import Kind
 from ..vms import Vm, VmStatus
 from . import notices, renting, surplus, waiting
 

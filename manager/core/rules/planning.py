@@ -13,7 +13,7 @@ from ..facts import HoldChanged, PlanImpossible
 from ..observations import Planning
 from ..slots import slot_of
 from ..state import Incarnation, vm_of
-from ..strike_table import Kind
+from ..strikes.table import Kind
 from ..vms import VmStatus
 from . import breaks, versions
 

@@ -19,7 +19,7 @@ from ..commands import StoreCalibration
 from ..context import Context, has_ended, incarnation_of
 from ..facts import GenerationClosed, GenerationKind, GenerationPlanned, JobEnded, RecipeFixed, WorkerFailed
 from ..state import Generation, Incarnation, vm_of
-from ..strike_table import Kind
+from ..strikes.table import Kind
 from ..vms import VmStatus
 from . import ending, generations, starting, versions
 

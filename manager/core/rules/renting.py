@@ -27,7 +27,7 @@ from ..facts import (
     VmRequested,
 )
 from ..fold.renting import origin_of, place_of, strikes_of
-from ..strike_table import Kind
+from ..strikes.table import Kind
 from ..vms import VmStatus
 from . import growth, spending, waiting
 

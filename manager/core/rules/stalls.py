@@ -27,7 +27,7 @@ from ..events import Tick
 from ..facts import EndReason, GenerationStalled, Resumption, StacksTaken, WorkerFailed
 from ..observations import NoProgress
 from ..state import Generation
-from ..strike_table import Kind
+from ..strikes.table import Kind
 from ..vms import Vm
 from . import generations, waiting
 

@@ -18,7 +18,7 @@ from ..context import Context, has_ended, incarnation_of, own_steps
 from ..events import Tick
 from ..facts import HoldChanged, WorkerFailed
 from ..state import Incarnation, vm_of
-from ..strike_table import Kind, Progress
+from ..strikes.table import Kind, Progress
 from . import ending, generations
 
 OUTDATED = "outdated"

@@ -1,17 +1,24 @@
-"""A job that waits for a person: why it does, what happens to its VMs meanwhile, and how it goes on.
+"""A job that waits for a person, or has ended: why it waits, what happens to its VMs, and how it goes on.
 
-It waits where going on by itself could lose or overwrite what somebody paid for. VMs are kept for a while, in
+It waits where going on by itself could lose or overwrite what a user paid for. VMs are kept for a while, in
 case that the answer comes soon; then their workers save what they can and they are released.
+
+One that was stopped, or that failed, goes on from its newest checkpoint. Nothing of its VMs is left, and
+nothing that they said counts. The generation that opens next fences off those that still live: until then
+they may publish, and the job goes on from what they publish.
 """
 
 from __future__ import annotations
 
 from .. import fitness, worth
 from ..context import Context
-from ..events import CommandStuck, HeadDiffers, ResumeRequested
-from ..facts import EndReason, HoldChanged, JobResumed, PersonNeeded, Resumption
-from ..strike_table import Kind
+from ..events import CommandStuck, ContinueRequested, HeadDiffers, ResumeRequested
+from ..facts import EndReason, HoldChanged, JobContinued, JobResumed, PersonNeeded, Resumption
+from ..state import JobState
+from ..strikes.table import Kind
 from . import ending, starting
+
+_KEPT = {"min_nodes", "max_nodes", "max_hourly_cost", "budget"}
 
 
 def take(context: Context) -> None:
@@ -28,6 +35,22 @@ def take(context: Context) -> None:
             _resume(context, event.how)
         case _:
             pass
+
+
+def go_on(context: Context) -> None:
+    """A person has a job go on that had ended."""
+    event = context.event
+    if not isinstance(event, ContinueRequested) or not can_go_on(context.state):
+        return
+    context.fact(JobContinued(at=context.now, **event.model_dump(include=_KEPT)))
+    if context.state.finished is not None:
+        context.command(ending.export_of(context))
+    starting.order_copy(context)
+
+
+def can_go_on(state: JobState) -> bool:
+    """Whether the job has ended with something left to do."""
+    return state.ended is not None and state.ended.status != "finished"
 
 
 def ask_for_fit_vms(context: Context) -> None:

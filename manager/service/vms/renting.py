@@ -17,7 +17,7 @@ from ...core.commands import ReleaseVm, RequestVm
 from ...core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
 from ...core.facts import RefusalKind
 from ...core.state import JobState
-from ...core.strike_table import Kind
+from ...core.strikes.table import Kind
 from ...core.vms import Vm
 from ...providers import (
     Ended,

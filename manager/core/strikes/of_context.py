@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import replace
 
-from .observations import Observations
-from .state import JobState
-from .strike_table import Kind, Progress, Row
-from .strikes import JOB, NONE, Ledger, Strikes, Subject, forgive_on_progress, strike
-from .timing import Timing
+from ..observations import Observations
+from ..state import JobState
+from ..timing import Timing
+from .ledger import JOB, NONE, Ledger, Strikes, Subject, forgive_on_progress, strike
+from .table import Kind, Progress, Row
 
 
 class StrikesInDecision:

@@ -1,13 +1,13 @@
-"""Writes the table of strikes into docs/faults.md: `python -m makara.manager.core.strike_page`."""
+"""Writes the table of strikes into docs/faults.md: `python -m makara.manager.core.strikes.page`."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
 
-from .strike_table import TABLE, Kind, Progress, Row
+from .table import TABLE, Kind, Progress, Row
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[3] / "docs" / "faults.md"
 _BEGIN, _END = "<!-- strikes: begin -->\n", "<!-- strikes: end -->\n"
 _HEAD = "| kind | a strike: | of | together | pause, s | strikes | what follows | what forgives | kept |"
 

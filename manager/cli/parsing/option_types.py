@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..spec.paths import expanded
+from ...spec.paths import expanded
 
 
 def path(text: str) -> Path:
@@ -25,7 +25,7 @@ def positive(text: str) -> int:
 
 def size(text: str) -> int:
     """Bytes, such as 16GiB."""
-    from ..spec.fields import size_of  # here, because it imports pydantic
+    from ...spec.fields import size_of  # here, because it imports pydantic
 
     try:
         return size_of(text)

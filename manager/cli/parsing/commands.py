@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Callable
 
-from ..home import default_home
+from ...home import default_home
 from .option_types import path
 from .suggestions import Parser
 
@@ -59,7 +59,7 @@ def lazily(module: str, name: str) -> Run:
     """A command whose module is imported when it runs, so that other commands do not wait for it."""
 
     def run(options: argparse.Namespace) -> int:
-        return getattr(importlib.import_module(f".{module}", __package__), name)(options)
+        return getattr(importlib.import_module(f"..{module}", __package__), name)(options)
 
     return run
 
@@ -68,6 +68,6 @@ def filling(module: str) -> Callable[[Parser], None]:
     """The options of a command whose module adds them, likewise."""
 
     def fill(command: Parser) -> None:
-        importlib.import_module(f".{module}", __package__).add_arguments(command)
+        importlib.import_module(f"..{module}", __package__).add_arguments(command)
 
     return fill

@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from .strike_table import TABLE, Kind, Progress, Row
+from .table import TABLE, Kind, Progress, Row
 
 Subject = str | frozenset[str]
 JOB: Subject = ""

@@ -76,8 +76,8 @@ def options_hint(command: str, given: Sequence[str], options: Collection[str]) -
 
 
 def _in_job_file(key: str) -> str | None:
-    from ..spec.job_spec import JobSpec  # here, because only a mistake needs it
-    from ..spec.other_tools import belongs
+    from ...spec.job_spec import JobSpec  # here, because only a mistake needs it
+    from ...spec.other_tools import belongs
 
     return belongs(key, JobSpec)
 

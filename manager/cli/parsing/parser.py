@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..home import DEFAULT_BUNDLE_BYTES, DEFAULT_PORT
+from ...home import DEFAULT_BUNDLE_BYTES, DEFAULT_PORT
 from .commands import Commands, Run, filling, lazily
 from .option_types import path, positive, size
 from .suggestions import Parser
@@ -228,7 +228,7 @@ def _add_clouds(commands: Commands) -> None:
 
 
 def _fill_up(command: Parser) -> None:
-    from ..spec.resources import CLOUDS  # here, because it imports pydantic
+    from ...spec.resources import CLOUDS  # here, because it imports pydantic
 
     option = command.add_argument
     option("cloud", choices=CLOUDS)
@@ -238,7 +238,7 @@ def _fill_up(command: Parser) -> None:
 
 
 def _fill_down(command: Parser) -> None:
-    from ..spec.resources import CLOUDS
+    from ...spec.resources import CLOUDS
 
     option = command.add_argument
     option("cloud", nargs="?", choices=CLOUDS, help="(default: all that clouds.yaml names)")
