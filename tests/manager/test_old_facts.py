@@ -84,6 +84,22 @@ def test_what_is_no_more_decided_is_shown_as_it_was_written(facts: list[Fact]) -
     assert any(isinstance(fact, VmJoined) for fact in facts)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"at":1.0,"fact":"generation_stalled","generation":3,"number":2,"step":7,"silent_s":61.5,"bound_s":60.0,'
+        '"standing":{"v0.0":"computing"},"suspects":["v0.0"],"doublings":1}',
+        '{"at":1.0,"fact":"worker_failed","worker":"v0.0","incarnation":1,"kind":"killed","message":"x",'
+        '"traceback":null,"step":7,"own_steps":null,"counted":true}',
+    ],
+)
+def test_what_earlier_versions_wrote_of_a_stall_and_of_a_death_is_read(text: str) -> None:
+    found = read_back(FACTS, 1.0, translated(text))
+    assert not isinstance(found, Unreadable | Obsolete)
+    assert fold([found]).num_facts == 1
+    assert to_json(found) == json.loads(text)
+
+
 @pytest.mark.parametrize("text", ['{"at":1.0,"fact":"surveyed","wor', '{"at":1.0,"fact":"profiler_chosen"}'])
 def test_what_is_damaged_is_kept_as_it_is_and_read_as_such(text: str) -> None:
     found = read_back(FACTS, 1.0, translated(text))

@@ -95,6 +95,7 @@ class GenerationStalled(BaseFact):
     bound_s: float
     standing: dict[str, str]  # worker -> what it is at
     suspects: tuple[str, ...]  # whose own work stands still
+    doublings: int = 0  # read by nothing: journals of earlier versions have it
 
 
 class StacksTaken(BaseFact):

@@ -18,7 +18,9 @@ class WorkerFailed(BaseFact):
     message: str
     traceback: str | None = None
     step: int = 0  # newest step that was committed, as far as was reported
-    own_steps: int = 0  # committed by this incarnation in its last generation
+    own_steps: int | None = (
+        0  # committed by this incarnation in its last generation; None: by an older version
+    )
     counted: bool = True  # toward failing the job
 
 
