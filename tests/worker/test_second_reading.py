@@ -93,7 +93,7 @@ def test_data_that_another_process_reads_otherwise_are_refused_with_what_to_do(
 ) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     assert cli.main(["check", "train:bad", "--workdir", str(tmp_path)]) == 2
-    shown = capsys.readouterr().err
+    shown = "".join(capsys.readouterr())
     assert "Training.dataset: samples " in shown
     assert "in the job's order are others in another process" in shown
     assert "Sort what has no order" in shown
