@@ -102,7 +102,8 @@ class MachinePool:
         self._started_at = steady()
         self._left_at: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}  # when this manager's connections closed
-        self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        # While a manager gives way to the next one both write, and on a busy disk one may wait for long.
+        self._database = sqlite3.connect(path, timeout=60, check_same_thread=False, isolation_level=None)
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")
         self._database.executescript(_TABLES)
