@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Tests at a time. Most wait for processes of their own; each copy takes 1 to 1.5 GB.
-JOBS ?= 6
+JOBS ?= 4
 # Otherwise each of those copies, and each command, would compile all its modules each time.
 unexport PYTHONDONTWRITEBYTECODE
 
