@@ -14,11 +14,7 @@ from user_models import ZOO
 
 pytestmark = pytest.mark.slow
 
-EVERY_SHAPE = tuple(
-    Shape(stages, replicas, recompute=(stages + replicas) % 2 == 1)
-    for stages in range(1, 7)
-    for replicas in (1, 2)
-)
+EVERY_DEPTH = tuple(Shape(stages, 1 + stages % 2, recompute=stages % 3 == 2) for stages in range(1, 7))
 FROZEN = (
     ("gpt2", "beginning"),
     ("gpt2", "middle"),
@@ -30,9 +26,8 @@ FROZEN = (
 )
 SHAPES = (
     Shape(1, 1),
-    Shape(2, 1, halves=True),
     Shape(2, 2, recompute=True),
-    Shape(3, 2),
+    Shape(3, 1),
     Shape(3, 2, halves=True, window=2),
 )
 
@@ -61,12 +56,12 @@ def test_fast_sums_agree_with_the_users_own_module_and_gradient_accumulation(
 
 
 @pytest.mark.parametrize(("name", "part"), FROZEN)
-def test_a_model_with_a_frozen_part_has_the_bits_of_the_reference_at_every_shape(
+def test_a_model_with_a_frozen_part_has_the_bits_of_the_reference_at_every_depth(
     forge: Forge, tmp_path: Path, name: str, part: str
 ) -> None:
     given = {"entry": name, "part": part}
     question = Question(
-        "frozen_models:frozen", given, "exact", EVERY_SHAPE, (REFERENCE,), steps=3, num_sections=6
+        "frozen_models:frozen", given, "exact", EVERY_DEPTH, (REFERENCE,), steps=3, num_sections=6
     )
     _expect_the_reference(forge, question, tmp_path)
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from forking import fork_programs
 from trainer_processes import CONTEXT
 
 
@@ -57,4 +58,5 @@ def _run(
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
+    fork_programs()
     raise SystemExit(main(*arguments))

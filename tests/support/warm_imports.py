@@ -8,9 +8,11 @@ import makara.manager.cli.main
 import makara.manager.server
 import makara.worker.trainer  # noqa: F401
 import torch
+from forking import fresh_path
 from makara.model.tracing.trace import trace
 from models import untied_mlp
 
 torch.set_num_threads(1)
+fresh_path()
 trace(untied_mlp(), 1)
 gc.freeze()  # as `makara.worker.start` does
