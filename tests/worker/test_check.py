@@ -169,6 +169,21 @@ def test_a_forward_that_looks_at_other_samples_is_refused_likewise(layer: Callab
     assert "depend on each other" in found["differs"]
 
 
+def test_a_loss_that_adds_means_over_different_counts_is_refused_with_what_to_return() -> None:
+    """Found: its samples were said to depend on each other, which they do not."""
+    (found,) = examine(sound(loss=coupled_models.two_means), global_batch_size=8)["findings"]
+    assert found["where"] == "Training.loss"
+    assert "or the loss adds means over different counts" in found["differs"]
+    assert "divide each term by the number of samples, or return (sum, weight)" in found["remedy"]
+
+
+def test_loss_and_forward_are_both_named_where_outputs_cannot_be_joined() -> None:
+    """Found: forward was blamed."""
+    training = sound(model=coupled_models.TimeFirst, loss=coupled_models.coupled_time_first)
+    (found,) = examine(training, global_batch_size=8)["findings"]
+    assert found["where"] == "Training.loss or the model's forward"
+
+
 def test_a_loss_of_each_sample_alone_passes_unrun() -> None:
     report = examine(sound(loss=coupled_models.masked_sum), global_batch_size=8, compare=False)
     assert report["findings"] == []

@@ -27,7 +27,7 @@ from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, load_entrypoint
 from ...protocol.answers import write_answer
 from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
-from .coupling import LOSS, loss_ties, made_up_outputs, tell_of_ties
+from .coupling import LOSS, judge_coupling, loss_couples, made_up_outputs
 from .findings import TOLERANCE, Report
 from .global_state import Watch
 from .memory import Needs, refusal
@@ -98,7 +98,7 @@ def check(
         report.notes += [note] if note else []
         if not report.findings:
             _try_loss_alone(training, chain.traced, batches, report)
-    tell_of_ties(report, m, settings.microbatch_size is not None, settings.global_batch_size)
+    judge_coupling(report, m, settings.microbatch_size is not None, settings.global_batch_size)
     if reading is not None and not report.blames("Training.dataset"):
         reading.compare(dataset, settings.seed, opened_s, report)
     return {
@@ -186,11 +186,11 @@ def _try_loss_alone(training: Training, traced: TracedModel, batches: Batches, r
     """Whether the loss makes samples depend on each other, where the model is not run as a whole."""
     outputs = made_up_outputs(traced, NUM_MICRO_BATCHES)
     given = [batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
-    tied = loss_ties(training.loss, list(zip(outputs, given, strict=True)))
-    if tied:
-        report.ties = LOSS
+    coupled = loss_couples(training.loss, list(zip(outputs, given, strict=True)))
+    if coupled:
+        report.batch_coupled = LOSS
         return
-    if tied is None:
+    if coupled is None:
         report.notes.append(
             "whether the loss makes the samples of a micro-batch depend on each other is not known: it "
             "refuses outputs that are made up, and the step was not run"
