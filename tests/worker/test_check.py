@@ -4,6 +4,7 @@ passes."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -308,6 +309,27 @@ def test_an_optimizer_that_ties_sections_is_named(chain: Sections, what: str) ->
     assert all(text.startswith("Training.optimizer: ") for text in found)
     for text in said:
         assert text in found[0]
+
+
+def timed(named: Any) -> torch.optim.Optimizer:
+    """Its hook notes a time in the state of each parameter, which hosts of a section compare."""
+    optimizer = torch.optim.SGD(named, lr=0.1)
+
+    def note(made: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in made.param_groups:
+            for parameter in group["params"]:
+                made.state[parameter]["time"] = time.perf_counter()
+
+    optimizer.register_step_post_hook(note)
+    return optimizer
+
+
+def test_state_of_an_optimizer_that_differs_between_hosts_is_named(chain: Sections) -> None:
+    """Found: hosts of a section were taken for hosts with wrong memory, again and again."""
+    (found,) = of_optimizer(timed, chain)
+    assert found.startswith("Training.optimizer: its state in 'optimizer/")
+    assert "/time'" in found
+    assert "has other bits in two optimizers that take the same steps" in found
 
 
 LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {

@@ -119,6 +119,21 @@ def test_notes_of_an_optimizer_and_types_that_a_transfer_changes_raise_no_alarm(
     assert whole(loaded) != whole(sections[0]), "numbers in groups count"
 
 
+def test_conjugate_and_negative_views_are_hashed_as_the_values_that_they_stand_for() -> None:
+    section, other = host(), host()
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    name = next(iter(section.parameters))
+    for one, tensors in ((section, (value.conj(), value.conj().imag)), (other, (value, value.imag))):
+        assert one.optimizer is not None
+        state = one.optimizer.state[one.parameters[name]]
+        state["conjugate"], state["negative"] = tensors
+    assert whole(section) != whole(other)
+    assert other.optimizer is not None
+    state = other.optimizer.state[other.parameters[name]]
+    state["conjugate"], state["negative"] = value.conj().resolve_conj(), -value.imag
+    assert whole(section) == whole(other)
+
+
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_hash, "_LEAST_BYTES", 1 << 10)

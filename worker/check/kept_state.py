@@ -24,7 +24,7 @@ from ...model.torch_private.optimizer_hooks import num_writes, step_hooks
 from ...model.training import Training, call_user_code
 from .findings import Report, some
 from .reachable import Value, reachable
-from .small_optimizers import LIFE, LIVES, Gradient, Life, SmallOptimizers, differ
+from .small_optimizers import LIFE, LIVES, Gradient, Life, SmallOptimizers, differ, unequal_entries
 
 _FIELD = "Training.optimizer"
 _MOVES = (
@@ -65,14 +65,26 @@ class _Trial:
         saved = reachable(self._old.first)
         new = self._old.reloaded()
         apart: list[str] = []
+        lived = 0
         for one, other in zip(self._play(self._old, LIFE), self._play(new, LIFE), strict=False):
             apart = apart or differ(one, other, section)
+            lived += 1
+        unequal = unequal_entries(self._old, new) if lived == LIFE else []
         lost = _lost(born, saved, reachable(self._old.first), reachable(new.first))
         hooks = {value.hook for value in lost.values()}
         watching = {hook for hook in hooks if hook is not None and self._only_watches(new.first, *hook)}
         kept = [path for path, value in lost.items() if value.is_large or value.hook not in watching]
         if apart or kept:
             _blame(apart, kept, report)
+        elif unequal:
+            report.find(
+                _FIELD,
+                f"its state in {some(unequal)} has other bits in two optimizers that take the same steps, as "
+                "if it held a time or a number of its own. Hosts of a section compare their state while they "
+                "train, so these would be taken for hosts whose memory is wrong",
+                "Keep in parameter groups and in `self.state` only what follows from the steps; what only "
+                "watches may be an attribute of the optimizer",
+            )
 
     def _only_watches(self, optimizer: Optimizer, registered: str, number: int) -> bool:
         hook = list(step_hooks(optimizer)[registered].values())[number]
