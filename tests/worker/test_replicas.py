@@ -236,6 +236,28 @@ def test_the_minority_is_suspected_and_without_a_majority_all_hosts() -> None:
     assert (told.suspects, told.has_majority) == ([], False)
 
 
+def test_a_host_and_those_that_copied_its_state_count_once() -> None:
+    """Found: a wrong host was copied, and with its copy outvoted the right one."""
+    three, right, wrong = {0: [[0, 1, 2]]}, {0: 7}, {0: 9}
+    copies = {0: {2: 1}}
+    assert differing(three, [right, wrong, wrong], copies) == {0: ({0, 1, 2}, False)}
+    assert differing(three, [right, right, wrong], copies) == {0: ({2}, True)}, "it differs from its source"
+    assert differing({0: [[0, 1, 2, 3]]}, [right, right, wrong, wrong], {0: {3: 2}}) == {0: ({2, 3}, True)}
+    donated = {0: {1: 3, 2: 3}}
+    assert differing(three, [right, wrong, wrong], donated) == {0: ({0, 1, 2}, False)}, "3 is a donor"
+
+
+def test_the_hash_of_a_portion_is_not_taken_for_that_of_the_state() -> None:
+    check = ReplicaCheck({0: host()}, {0: [[0, 1]]}, 0, CPU)
+    check.begin(3)
+    with pytest.raises(AssertionError, match="a portion is not all of the state"):
+        check.begin(3, whole=True)
+    check.end()
+    assert check.begin(4, whole=True) is check.begin(4), "a portion is part of all"
+    check.end()
+    check.close()
+
+
 @pytest.mark.slow
 def test_ten_thousand_steps_raise_no_alarm_whoever_was_copied_from_whom() -> None:
     training, chain = model("normed")

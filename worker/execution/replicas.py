@@ -36,6 +36,9 @@ Hashes = Mapping[int, int]
 Compared = Mapping[int, Sequence[Sequence[int]]]
 """Of each section, the groups of ranks among its hosts that must hold the same bits."""
 
+Copies = Mapping[int, Mapping[int, int]]
+"""Of each section, {rank that copied it in this generation: the rank that it copied it from}."""
+
 Differing = Mapping[int, tuple[set[int], bool]]
 """Of each section whose hosts differ, the suspected ranks, and whether most hosts agree."""
 
@@ -63,19 +66,22 @@ def compared_hosts(plan: Plan, bits: Sequence[str]) -> dict[int, list[list[int]]
     return groups
 
 
-def differing(compared: Compared, hashes: Sequence[Hashes]) -> Differing:
+def differing(compared: Compared, hashes: Sequence[Hashes], copies: Copies | None = None) -> Differing:
     """The sections whose hosts differ. `hashes`: of each rank.
 
-    Suspected is who differs from most hosts of its group; where no hash has a majority, the whole group.
+    Suspected is who differs from most hosts of its group; where no hash has a majority, the whole group. A
+    host and those that copied its state are of one opinion: what was wrong in it is wrong in its copies.
     """
     found: dict[int, tuple[set[int], bool]] = {}
     for section, groups in compared.items():
         for ranks in groups:
             shown = {rank: hashes[rank].get(section) for rank in ranks}
-            [(most, count), *others] = Counter(shown.values()).most_common()
+            sources = (copies or {}).get(section, {})
+            opinions = {(shown[rank], sources.get(rank, rank)) for rank in ranks}
+            [(most, count), *others] = Counter(value for value, _ in opinions).most_common()
             if not others:
                 continue
-            majority = 2 * count > len(ranks)
+            majority = 2 * count > len(opinions)
             suspects = {rank for rank in ranks if not majority or shown[rank] != most}
             before, whole = found.get(section, (set(), True))
             found[section] = before | suspects, whole and majority
@@ -121,11 +127,15 @@ class ReplicaCheck:
         self._stopped = threading.Event()
         self._thread = ThreadPoolExecutor(1, "state-hashes")
         self._running: Future[Hashes | None] | None = None
+        self._is_whole = False
+        """Whether `_running` hashes all of the state."""
 
     def begin(self, step: int, *, whole: bool = False) -> Future[Hashes | None]:
-        """Hash the state after `step` steps, all of it if `whole`; nothing new if that was begun. The result
-        is None if the generation ended before."""
+        """Hash the state after `step` steps, all of it if `whole`; nothing new if that was begun, or if all is
+        being hashed. The result is None if the generation ended before."""
+        assert self._running is None or self._is_whole or not whole, "a portion is not all of the state"
         if self._running is None:
+            self._is_whole = whole
             moment = self._stager.moment()
             self._running = self._thread.submit(self._hash, None if whole else step, moment)
         return self._running

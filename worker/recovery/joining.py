@@ -98,6 +98,8 @@ def join_generation(
     phases.end("rendezvous")
     agreement, shown = _agree(session, state, buckets, free)
     moves = _moves(session, agreement)
+    for move in moves:
+        session.copies.setdefault(move.section, {})[move.destination] = move.source
     kept = None if agreement.step is None else keep_step(session, state, agreement, shown, buckets)
     phases.end("agree")
     with session.progress.being(At.MEMBERS):

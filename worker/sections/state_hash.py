@@ -24,7 +24,7 @@ state about three times, so that a sixteenth of it costs little beside even the 
 _LEAST_BYTES = 4 << 20  # of a portion: in smaller ones, finding the tensors would cost more than their bytes
 _STATE = 3  # bytes of state for each of parameters, with Adam: only the number of portions depends on it
 _OFFSET = 5  # places in the round between the first portions of neighbouring sections
-_SMALL_BYTES = 16 << 10
+_SMALL_BYTES = 16 << 10  # the copy of a larger tensor's bytes costs more than the calls; chosen, not tuned
 _PIECE_BYTES = 16 << 20  # looked at between two looks at `stopped`
 _ROW = 1 << 13  # words; their factors fit into a CPU's second-level cache
 _MOST_ROWS = _PIECE_BYTES // (8 * _ROW)
