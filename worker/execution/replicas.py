@@ -131,7 +131,7 @@ class ReplicaCheck:
         """Whether `_running` hashes all of the state."""
 
     def begin(self, step: int, *, whole: bool = False) -> Future[Hashes | None]:
-        """Hash the state after `step` steps, all of it if `whole`; nothing new if that was begun, or if all is
+        """Hash the state after `step` steps, all of it if `whole`; nothing new if that was begun, or all is
         being hashed. The result is None if the generation ended before."""
         assert self._running is None or self._is_whole or not whole, "a portion is not all of the state"
         if self._running is None:
