@@ -85,9 +85,30 @@ def with_an_expanded_buffer() -> Training:
     return sound(model=Expanded)
 
 
+class Noisy(torch.optim.SGD):
+    """Adds noise to each gradient."""
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad += torch.randn_like(parameter)
+        super().step()
+
+
+def with_a_noisy_optimizer() -> Training:
+    return sound(optimizer=lambda named: Noisy(named, lr=0.1))
+
+
 @pytest.mark.parametrize(
     "build",
-    [sound, models.untied_mlp, models.skip_model, with_custom_functions, with_an_expanded_buffer],
+    [
+        sound,
+        models.untied_mlp,
+        models.skip_model,
+        with_custom_functions,
+        with_an_expanded_buffer,
+        with_a_noisy_optimizer,
+    ],
 )
 def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], Training]) -> None:
     report = examine(build())

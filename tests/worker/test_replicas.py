@@ -239,12 +239,27 @@ def test_the_minority_is_suspected_and_without_a_majority_all_hosts() -> None:
 def test_a_host_and_those_that_copied_its_state_count_once() -> None:
     """Found: a wrong host was copied, and with its copy outvoted the right one."""
     three, right, wrong = {0: [[0, 1, 2]]}, {0: 7}, {0: 9}
-    copies = {0: {2: 1}}
-    assert differing(three, [right, wrong, wrong], copies) == {0: ({0, 1, 2}, False)}
-    assert differing(three, [right, right, wrong], copies) == {0: ({2}, True)}, "it differs from its source"
-    assert differing({0: [[0, 1, 2, 3]]}, [right, right, wrong, wrong], {0: {3: 2}}) == {0: ({2, 3}, True)}
-    donated = {0: {1: 3, 2: 3}}
-    assert differing(three, [right, wrong, wrong], donated) == {0: ({0, 1, 2}, False)}, "3 is a donor"
+    copied: list[dict[int, str]] = [{}, {0: "b"}, {0: "b"}]
+    assert differing(three, [right, wrong, wrong], copied) == {0: ({0, 1, 2}, False)}
+    assert differing(three, [right, right, wrong], copied) == {0: ({2}, True)}, "it differs from its source"
+    four: list[dict[int, str]] = [{}, {}, {0: "c"}, {0: "c"}]
+    assert differing({0: [[0, 1, 2, 3]]}, [right, right, wrong, wrong], four) == {0: ({2, 3}, True)}
+    assert differing(three, [right, wrong, wrong], [{}, {1: "b"}, {1: "b"}]) == {0: ({0}, True)}, (
+        "another section was copied"
+    )
+
+
+def test_origins_count_until_all_bytes_were_compared() -> None:
+    origins: list[dict[int, str]] = [{0: "a"}, {0: "a"}]
+    check = ReplicaCheck({0: host()}, {0: [[0, 1]]}, 0, CPU, origins)
+    for step in range(5, 5 + ROUND + 2):
+        check.begin(step)
+        check.end()
+        assert origins == [{0: "a"}, {0: "a"}]
+    check.begin(5 + ROUND + 2)
+    check.end()
+    check.close()
+    assert origins == [{}, {}]
 
 
 def test_the_hash_of_a_portion_is_not_taken_for_that_of_the_state() -> None:

@@ -22,7 +22,6 @@ from ...pipeline.plan import Plan, RestOfStep
 from ...pipeline.traffic import own_part
 from ...protocol.messages import At, Corruption, StepMetrics
 from ..sections.grad_check import NonFiniteGradient, is_usable
-from ..sections.state_hash import ROUND
 from .blocking import Future, Interrupted
 from .buckets import Bucket
 from .commit import CommitRecord, Flag, Vote, tallies_of
@@ -85,9 +84,9 @@ class Stepper:
         self._reduction = Reduction(session, buckets, state.in_flight, plan.num_micro_batches, device)
         self._progress = session.progress
         self._feed = Prefetcher(batches, progress=self._progress)
-        self._first = state.applied or 0
         compared = compared_hosts(plan, session.bits)
-        self.replicas = ReplicaCheck(state.runtime.sections, compared, session.rank, device)
+        sections = state.runtime.sections
+        self.replicas = ReplicaCheck(sections, compared, session.rank, device, session.origins)
         self._whole: tuple[Executor, Expected] | None = None
 
     def step(self, ballot: CommitRequest) -> StepResult:
@@ -248,11 +247,7 @@ class Stepper:
         own = dict(self.replicas.hashes or {})
         shown = self._session.gather(name, own, self._session.plan.num_workers)
         hashes = [{int(section): value for section, value in one.items()} for one in shown]
-        step = self._state.applied
-        assert step is not None
-        # All bytes were compared in a round: copies that were wrong have been found by then.
-        copies = self._session.copies if step < self._first + ROUND + 2 else None
-        return differing(self.replicas.compared, hashes, copies)
+        return differing(self.replicas.compared, hashes, self.replicas.origins)
 
     def _corruption(self, step: int, sections: list[int], found: Differing) -> Corruption:
         return corruption_of(self._session.number, step, sections, self._session.members, found)
