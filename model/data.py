@@ -157,7 +157,9 @@ def _as_tensors(index: int, sample: object) -> Sample:
 
 def _as_tensor(place: str, value: object) -> Tensor:
     inner = value[0] if isinstance(value, list | tuple) and value else value
-    if isinstance(inner, Mapping | str | bytes | Tensor) and not isinstance(value, Tensor):
+    is_number = isinstance(inner, Tensor) and inner.numel() == 1  # torch takes a list of these as numbers
+    known = isinstance(value, Tensor) or is_number
+    if isinstance(inner, Mapping | str | bytes | Tensor) and not known:
         kind = type(value).__name__ + (f" of {type(inner).__name__}" if inner is not value else "")
         raise UserCodeError(
             f"{place}: expected a tensor, an array or numbers, got a {kind}. Make each part an entry of its "

@@ -1,4 +1,4 @@
-"""What is said about an error that ends a command, and its exit status."""
+"""The text for an error that ends a command, and its exit status."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..replay import ReplayError
 from ..service.journal import JournalError
 from ..spec.job_file import placed, told
 from ..spec.job_spec import JobSpecError
+from ..spec.paths import UnknownHome
 from ..spec.reading import BadFile
 from .bundle import BundleError
 from .client import RequestRefused
@@ -24,6 +25,7 @@ _OTHERS = (
     JournalError,
     NoPlan,
     ReplayError,
+    UnknownHome,
     UserCodeRefused,
 )
 

@@ -66,7 +66,8 @@ def report(
         yield f"({ranking.num_slower} slower ones are not shown; --rows)"
     yield ""
     yield ranking.why
-    yield after_death
+    if after_death:
+        yield after_death
     if (cost := _cost(cluster)) is not None:
         yield cost
     yield ""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ...protocol.answers import answer_in
 from ...protocol.messages import JobSettings
 from ...protocol.stages import STAGE
 from ...simulator import Measurements
@@ -105,7 +106,7 @@ def _answer_of(
     envs: Mapping[str, str],
     begin: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run `module` as a program; returns the JSON that it prints last. It names its stages on stderr."""
+    """Run `module` as a program; returns its answer. It names its stages on stderr."""
     command = [sys.executable, "-P", "-m", "makara.worker.start", module, *arguments]
     try:
         process = subprocess.Popen(
@@ -126,12 +127,12 @@ def _answer_of(
             "unset large variables here, or shorten those of the job"
         ) from error
     printed, errors = _output(process, begin)
-    try:
-        return json.loads(printed.strip().splitlines()[-1])
-    except (IndexError, ValueError):
+    answer = answer_in(printed)
+    if answer is None:
         raise UserCodeRefused(
             f"entrypoint: {entrypoint} ended its process with status {process.returncode}:\n{errors[-4000:]}"
-        ) from None
+        )
+    return answer
 
 
 def _output(process: subprocess.Popen[str], begin: Callable[[str], None]) -> tuple[str, str]:

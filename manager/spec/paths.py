@@ -10,11 +10,15 @@ import os
 from pathlib import Path
 
 
+class UnknownHome(ValueError):
+    """A path begins with `~user`, and there is no such user."""
+
+
 def expanded(text: str) -> Path:
-    """The path with a leading `~` or `~user` replaced, as a shell does. Raises `ValueError`."""
+    """The path with a leading `~` or `~user` replaced, as a shell does. Raises `UnknownHome`."""
     whole = os.path.expanduser(text)  # not `Path.expanduser`, for which ./~ is ~
     if whole.startswith("~"):
-        raise ValueError(
+        raise UnknownHome(
             f"{text!r}: the home folder {text.partition('/')[0]} is not known on this machine; write the "
             f"whole path (a folder of this name: ./{text})"
         )

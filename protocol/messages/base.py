@@ -15,7 +15,7 @@ from ..unknown_values import or_else
 PROTOCOL = 1
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 11  # hosts of a section compare their state
+TRAINER_PROTOCOL = 12  # members say whose state their copies are
 KEEPS_STEPS = 5  # the first protocol whose trainers keep what they have of a step over generations
 
 

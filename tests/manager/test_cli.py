@@ -175,6 +175,15 @@ def test_a_missing_file_or_folder_is_the_users_mistake(
     assert "workdir" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["check"], ["calibrate"]])
+def test_a_path_in_the_home_of_an_unknown_user_is_the_users_mistake(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found: a traceback, where the path is no option but an argument that may be another thing."""
+    assert cli.main([*command, "~no-such-user/x.yaml"]) == 2
+    assert "the home folder ~no-such-user is not known on this machine" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("passing")
 def test_a_fault_that_only_the_manager_finds_has_status_2(
     manager: Manager, job_file: Path, capsys: pytest.CaptureFixture[str]

@@ -122,7 +122,7 @@ def test_too_few_vms_go_on_with_fewer_copies_and_it_is_said() -> None:
     told = [fact for fact in script.facts if isinstance(fact, CopiesChanged)]
     assert [(fact.copies, fact.wanted, fact.enough_vms) for fact in told] == [(1, 2, 4)]
     assert notes(script) == [
-        "1 of 2 sections have one host: flipped bits in their state are not detected",
+        "silent corruption is found by comparing hosts of a section, and 1 of 2 sections have one host",
         "some section lives on 1 VM only, resilience.tolerated_failures asks for 2: "
         "there are too few VMs for now, 4 like these would do",
     ]

@@ -39,6 +39,7 @@ def test_a_function_that_is_surely_missing_is_named(tmp_path: Path, entrypoint: 
         "from x import *", "globals()['build'] = 1", "import sys\nsetattr(sys.modules[__name__], 'build', 1)",
         "def __getattr__(name): return 1", "def f():\n    global build\n    build = 1",
         "exec('build = 1')", "vars()['build'] = 1", "match x:\n    case [build]: pass", "def broken(",
+        "match x:\n    case {**build}: pass",
         "@decorated\ndef build(): pass", "del x\nwhile 1:\n    build = 2",
     ],
 )  # fmt: skip

@@ -90,7 +90,7 @@ def test_vms_that_bring_little_are_not_asked_for_and_the_user_is_told() -> None:
     job.observations = script.observations
     assert job_view(job, {}, script.now).notes == [
         f"no more VMs are asked for now: {told}",
-        "all sections have one host: flipped bits in their state are not detected",
+        "silent corruption is found by comparing hosts of a section, and each section has one host",
     ]
     assert script.count(ComputeGrowth) == 1, "nothing changed since"
 

@@ -9,12 +9,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from calibrations import uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from makara.manager.cli import main as cli
+from makara.manager.cli.plan_text import PricedVms, report
+from makara.manager.replay import Prices
 from makara.manager.service.planning.deaths import after_a_death
 from makara.manager.service.planning.ranking import Ranking, rank
+from makara.manager.spec.job_spec import JobSpec
 from makara.morphing import Choice, Infeasible, Request, Risk, Slot, choose
 from makara.pipeline import Range, grid
 from makara.simulator import Link, simulate
@@ -309,6 +313,26 @@ def test_a_plan_without_copies_says_what_a_death_costs_and_what_avoiding_it_cost
     assert told.endswith(
         f"resilience.tolerated_failures: 1 avoids that at {speed:.0f} % of the speed, as 1x3."
     )
+
+
+def test_a_plan_with_copies_that_is_faster_than_the_running_one_is_said_to_be_faster() -> None:
+    question = tiny(16)
+    running = choose(question)
+    assert isinstance(running, Choice)
+    told = after_a_death(question, running.plan, running.workers, 10 * running.predicted_s)
+    assert told.endswith("; resilience.tolerated_failures: 1 avoids that and is faster, as 1x3.")
+
+
+def test_a_report_without_a_sentence_about_deaths_has_no_empty_line_for_it() -> None:
+    question = tiny(16, risk=None)
+    ranking = rank(question, most_rows=5)
+    assert isinstance(ranking, Ranking)
+    cluster = PricedVms(num_vms=3, workers_per_vm=1, memory_bytes=None, prices=Prices())
+    spec = JobSpec.model_validate(yaml.safe_load(JOB))
+    lines = list(
+        report(ranking, spec, question.calibration, cluster, "model.json", told_of_a_death(question))
+    )
+    assert lines[lines.index(ranking.why) :][1:3] != ["", ""]
 
 
 def test_where_no_plan_has_copies_that_is_said_of_a_death() -> None:

@@ -117,7 +117,9 @@ def test_a_vm_without_work_is_told_why() -> None:
     script.open()
     script.form()
     [note, alone] = shown(script).notes
-    assert alone == "all sections have one host: flipped bits in their state are not detected"
+    assert (
+        alone == "silent corruption is found by comparing hosts of a section, and each section has one host"
+    )
     vm = workers[2].rpartition(".")[0]
     assert (
         note == f"{vm}: without work in the plan 2x1, and kept as a reserve: none with more of them is "

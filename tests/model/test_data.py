@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,28 @@ def test_a_faulty_sample_is_named_by_its_index(fault: str, message: str) -> None
     batches = Batches(Faulty(fault), 0, 6, 6)
     with pytest.raises(UserCodeError, match=message):
         batches.micro_batch(0, 0)
+
+
+class Listed(Tokens):
+    """Its samples are lists of numbers that are tensors."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(4)
+        self.shape = shape
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": [torch.full(self.shape, index), torch.full(self.shape, 7)]}
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_list_of_numbers_that_are_tensors_is_a_tensor(shape: tuple[int, ...]) -> None:
+    batches = Batches(Listed(shape), 0, 4, 4)
+    assert sorted(batches.micro_batch(0, 0)["x"].tolist()) == [[index, 7] for index in range(4)]
+
+
+def test_a_list_of_tensors_of_several_numbers_is_refused_with_what_to_do() -> None:
+    with pytest.raises(UserCodeError, match=r"got a list of Tensor\. Make each part an entry"):
+        Batches(Listed((2,)), 0, 4, 4)
 
 
 def test_a_micro_batch_must_divide_the_batch() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from makara.model.data import Batches
 from makara.model.errors import UntraceableModel
-from makara.model.libraries import parameters_of_forward
+from makara.model.libraries import parameters_of_forward, turn_off_caches
 from makara.model.tracing.trace import TracedModel, trace
 from makara.model.training import Training
 from makara.worker.check.eager import EagerModel
@@ -45,6 +45,9 @@ class Generator(nn.Module):
         assert mask is not None, "an entry of the samples got lost"
         out = {"out": self.layer(x) * mask}
         return {**out, "cache": Cache()} if more.get("use_cache", self.config.use_cache) else out
+
+
+Generator.__module__ = "transformers.models.text"
 
 
 class Pictured(nn.Module):
@@ -154,6 +157,39 @@ def test_a_cache_that_is_asked_for_is_refused_with_the_line_that_turns_it_off() 
     training = training_of(Pictured, of_out, forward_kwargs={"use_cache": True})
     with pytest.raises(UntraceableModel, match=r'forward_kwargs=\{"use_cache": False\}'):
         trace(training, 2)
+
+
+class Config(SimpleNamespace):
+    """As a config of transformers."""
+
+
+Config.__module__ = "transformers.configuration_utils"
+
+
+class Own(nn.Module):
+    """A module of the user's own, with a config."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+
+def test_a_models_cache_is_turned_off_in_a_copy_of_the_users_config() -> None:
+    config = Config(use_cache=True)
+    model = nn.ModuleList([Own(config), Generator(config)])
+    turn_off_caches(model)
+    first, second = (part.config for part in model)
+    assert first is second
+    assert (first.use_cache, config.use_cache) == (False, True)
+
+
+def test_a_module_of_the_users_own_keeps_its_config() -> None:
+    """Found: any module's config.use_cache was set to False."""
+    config = SimpleNamespace(use_cache=True)
+    own = Own(config)
+    turn_off_caches(own)
+    assert own.config is config
+    assert config.use_cache
 
 
 def test_only_wrappers_of_peft_are_looked_through() -> None:

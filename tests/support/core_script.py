@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from calibrations import uniform
 from makara.manager.core import Decision, Observations, Timing, decide
@@ -219,10 +219,12 @@ class Script:
         generation = self.last(OpenHead).generation
         self.event(HeadOpened(now=self.now, generation=generation, checkpoints=checkpoints))
 
-    def form(self, step: int = 0, load_s: float = 0.5) -> None:
+    def form(
+        self, step: int = 0, load_s: float = 0.5, rung: Literal["start", "peers", "store"] = "start"
+    ) -> None:
         current = self.state.current
         assert current is not None
-        formed = Formed(generation=current.number, step=step, rung="start", phases_s={"load": load_s})
+        formed = Formed(generation=current.number, step=step, rung=rung, phases_s={"load": load_s})
         running = {
             "phase": Phase.RUNNING,
             "generation": current.number,

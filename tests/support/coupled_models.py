@@ -244,6 +244,13 @@ class Mates(Layer):
         return x + F.scaled_dot_product_attention(turned, turned, turned).transpose(0, 1)
 
 
+class TimeFirst(Net):
+    """Returns the dimension of time before that of samples."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens).transpose(0, 1)
+
+
 class Centred(Layer):
     """Takes the mean over samples away: no batch norm, since there are no running statistics."""
 
@@ -296,6 +303,17 @@ def coupled(output: Tensor, batch: Batch) -> Tensor:
     """Samples are contrasted with each other: no weights make two micro-batches one."""
     means = output.mean(1)
     return loss(output, batch) + (means @ means.T).exp().mean() * 0.1
+
+
+def coupled_time_first(output: Tensor, batch: Batch) -> Tensor:
+    means = output.mean(0)
+    own = F.cross_entropy(output.permute(1, 2, 0), batch["targets"])
+    return own + (means @ means.T).exp().mean() * 0.1
+
+
+def two_means(output: Tensor, batch: Batch) -> Tensor:
+    """Means over different counts: of targets that are not masked, and of samples."""
+    return masked_mean(output, batch) + output.square().mean()
 
 
 def pairs(output: Tensor, batch: Batch) -> Tensor:

@@ -4,6 +4,7 @@ passes."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,30 @@ def with_an_expanded_buffer() -> Training:
     return sound(model=Expanded)
 
 
+class Noisy(torch.optim.SGD):
+    """Adds noise to each gradient."""
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad += torch.randn_like(parameter)
+        super().step()
+
+
+def with_a_noisy_optimizer() -> Training:
+    return sound(optimizer=lambda named: Noisy(named, lr=0.1))
+
+
 @pytest.mark.parametrize(
     "build",
-    [sound, models.untied_mlp, models.skip_model, with_custom_functions, with_an_expanded_buffer],
+    [
+        sound,
+        models.untied_mlp,
+        models.skip_model,
+        with_custom_functions,
+        with_an_expanded_buffer,
+        with_a_noisy_optimizer,
+    ],
 )
 def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], Training]) -> None:
     report = examine(build())
@@ -167,6 +189,21 @@ def test_a_forward_that_looks_at_other_samples_is_refused_likewise(layer: Callab
     (found,) = examine(sound(model=lambda: Net(layer)), global_batch_size=8)["findings"]
     assert found["where"] == "the model's forward"
     assert "depend on each other" in found["differs"]
+
+
+def test_a_loss_that_adds_means_over_different_counts_is_refused_with_what_to_return() -> None:
+    """Found: its samples were said to depend on each other, which they do not."""
+    (found,) = examine(sound(loss=coupled_models.two_means), global_batch_size=8)["findings"]
+    assert found["where"] == "Training.loss"
+    assert "or the loss adds means over different counts" in found["differs"]
+    assert "divide each term by the number of samples, or return (sum, weight)" in found["remedy"]
+
+
+def test_loss_and_forward_are_both_named_where_outputs_cannot_be_joined() -> None:
+    """Found: forward was blamed."""
+    training = sound(model=coupled_models.TimeFirst, loss=coupled_models.coupled_time_first)
+    (found,) = examine(training, global_batch_size=8)["findings"]
+    assert found["where"] == "Training.loss or the model's forward"
 
 
 def test_a_loss_of_each_sample_alone_passes_unrun() -> None:
@@ -293,6 +330,27 @@ def test_an_optimizer_that_ties_sections_is_named(chain: Sections, what: str) ->
     assert all(text.startswith("Training.optimizer: ") for text in found)
     for text in said:
         assert text in found[0]
+
+
+def timed(named: Any) -> torch.optim.Optimizer:
+    """Its hook notes a time in the state of each parameter, which hosts of a section compare."""
+    optimizer = torch.optim.SGD(named, lr=0.1)
+
+    def note(made: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        for group in made.param_groups:
+            for parameter in group["params"]:
+                made.state[parameter]["time"] = time.perf_counter()
+
+    optimizer.register_step_post_hook(note)
+    return optimizer
+
+
+def test_state_of_an_optimizer_that_differs_between_hosts_is_named(chain: Sections) -> None:
+    """Found: hosts of a section were taken for hosts with wrong memory, again and again."""
+    (found,) = of_optimizer(timed, chain)
+    assert found.startswith("Training.optimizer: its state in 'optimizer/")
+    assert "/time'" in found
+    assert "has other bits in two optimizers that take the same steps" in found
 
 
 LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {

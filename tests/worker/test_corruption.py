@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from makara.protocol.messages import Corruption
+from makara.protocol.messages import Corruption, Phase
+from makara.worker.execution.replicas import CorruptState
 from makara.worker.sections.state_hash import ROUND
+from makara.worker.trainer.trainer import Trainer
 from test_trainers import Run, assert_same, reference
 from trainer_processes import LASTING_BITS
 
@@ -75,6 +79,27 @@ def test_a_flip_anywhere_in_a_replica_is_found_and_undone(tmp_path: Path, replic
     losses, state = reference("models:tied_gpt", "exact", steps)
     assert [job.run.fleet.losses()[step + 1] for step in range(steps)] == losses
     assert_same(found, state)
+
+
+def test_corruption_is_reported_before_kernels_are_tested_again() -> None:
+    """On a processor that is wrong the test may raise, and then the trainer ends."""
+    told: list[dict[str, Any]] = []
+
+    def tested() -> str:
+        raise RuntimeError("illegal instruction")
+
+    distrusted: list[int] = []
+    found = Corruption(generation=3, step=9, sections=[1], suspects=["w0"], has_majority=False)
+    model = SimpleNamespace(
+        state=SimpleNamespace(distrust=distrusted.append), bits_hash="b1", tested_bits=tested
+    )
+    control = SimpleNamespace(orders=None, report=lambda **changes: told.append(changes))
+    trainer: Any = SimpleNamespace(worker="w0", control=control, _model=model)
+    session: Any = SimpleNamespace(number=3)
+    with pytest.raises(RuntimeError, match="illegal instruction"):
+        Trainer._tell_interrupted(trainer, session, CorruptState(found))
+    assert told == [{"phase": Phase.BROKEN, "lost": [], "corruption": found}]
+    assert distrusted == [3]
 
 
 @pytest.mark.slow

@@ -85,6 +85,7 @@ class Session:
             "record": None,
             "in_flight": {"rows": [], "parcels": [], "losses": {}, "dropped": 0, "room": None},
             "bits": "",
+            "origins": {"1": "another"},
         }
         return [value, donor]
 
@@ -196,8 +197,10 @@ def test_a_damaged_checkpoint_is_skipped_and_its_object_is_named(
     alone: Any = Alone(num_sections)
     alone.checkpoints = [CheckpointRef(step=step, generation=1) for step in (3, 2, 1)]
     state = holds_nothing(gpt)
+    state.origins = {0: "another"}
     formed = join_generation(alone, state, CheckpointLocation(store, "job"), [])
     assert (formed.rung, formed.step, state.branch) == ("store", 1, 1)
+    assert state.origins == {}
     assert [found.checkpoint.step for found in formed.skipped] == [3, 2]
     for found, key in zip(formed.skipped, keys, strict=True):
         assert key in found.why
@@ -249,6 +252,9 @@ def test_a_member_counts_what_it_received_before_a_donor_may_let_go_of_it(
     assert standing.applied_step == 3
     assert standing.sections == frozenset(range(chain.num_sections))
     assert state.branch == 1
+    assert state.origins == {
+        index: "another" if index == 1 else "donor" for index in range(chain.num_sections)
+    }
 
 
 def test_a_donor_has_left_when_the_manager_hears_of_it(

@@ -316,6 +316,74 @@ def test_what_only_watches_or_can_be_computed_again_passes(chain: Sections, what
     assert found(PASSING[what], chain) == []
 
 
+def writes(write: Callable[[dict[str, Any]], object]) -> Make:
+    """A hook that keeps state, and writes to the group by a method of dicts."""
+
+    def hook_of(optimizer: optim.Optimizer) -> Callable[..., Any]:
+        calls: list[int] = []
+
+        def hook(*_: Any) -> None:
+            calls.append(1)
+            write(optimizer.param_groups[0])
+
+        return hook
+
+    return hooked(hook_of)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda group: group.update(group.__ior__({"lr": 0.05})),
+        lambda group: group.__ior__({"lr": 0.05}),
+        lambda group: (group.pop("mine", None), group.setdefault("mine", 1)),
+        lambda group: group.__setitem__("lr", group.pop("lr")),
+    ],
+)
+def test_a_hook_that_writes_to_a_group_in_any_way_does_more_than_watch(
+    chain: Sections, write: Callable[[dict[str, Any]], object]
+) -> None:
+    (text,) = found(writes(write), chain)
+    assert "closure 'calls'" in text
+
+
+def test_a_hook_that_watches_is_called_a_thousand_times_once(chain: Sections) -> None:
+    """Found: it was called so often for each section and life, and may save a file at each n-th call."""
+    num_calls = 0
+
+    def counting(optimizer: optim.Optimizer) -> Callable[..., Any]:
+        seen: list[int] = []
+
+        def hook(*_: Any) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            seen.append(num_calls)
+
+        return hook
+
+    assert found(hooked(counting), chain) == []
+    assert 1000 <= num_calls < 2000
+
+
+def test_files_that_a_hook_saves_in_its_trial_stay_out_of_the_users_folder(
+    chain: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def saving(_: optim.Optimizer) -> Callable[..., Any]:
+        calls: list[int] = []
+
+        def hook(*_: Any) -> None:
+            calls.append(1)
+            if len(calls) % 100 == 0:
+                Path("log.txt").write_text("saved")
+
+        return hook
+
+    assert found(hooked(saving), chain) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 TORCHS = [
     "SGD",
     "Adam",

@@ -119,6 +119,21 @@ def test_notes_of_an_optimizer_and_types_that_a_transfer_changes_raise_no_alarm(
     assert whole(loaded) != whole(sections[0]), "numbers in groups count"
 
 
+def test_conjugate_and_negative_views_are_hashed_as_the_values_that_they_stand_for() -> None:
+    section, other = host(), host()
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    name = next(iter(section.parameters))
+    for one, tensors in ((section, (value.conj(), value.conj().imag)), (other, (value, value.imag))):
+        assert one.optimizer is not None
+        state = one.optimizer.state[one.parameters[name]]
+        state["conjugate"], state["negative"] = tensors
+    assert whole(section) != whole(other)
+    assert other.optimizer is not None
+    state = other.optimizer.state[other.parameters[name]]
+    state["conjugate"], state["negative"] = value.conj().resolve_conj(), -value.imag
+    assert whole(section) == whole(other)
+
+
 @pytest.fixture
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_hash, "_LEAST_BYTES", 1 << 10)
@@ -219,6 +234,43 @@ def test_the_minority_is_suspected_and_without_a_majority_all_hosts() -> None:
     assert differing({0: [[0, 1]]}, [{0: 1}, {0: 2}]) == {0: ({0, 1}, False)}
     told = corruption_of(4, 6, [1], ["a", "b", "c"], {})
     assert (told.suspects, told.has_majority) == ([], False)
+
+
+def test_a_host_and_those_that_copied_its_state_count_once() -> None:
+    """Found: a wrong host was copied, and with its copy outvoted the right one."""
+    three, right, wrong = {0: [[0, 1, 2]]}, {0: 7}, {0: 9}
+    copied: list[dict[int, str]] = [{}, {0: "b"}, {0: "b"}]
+    assert differing(three, [right, wrong, wrong], copied) == {0: ({0, 1, 2}, False)}
+    assert differing(three, [right, right, wrong], copied) == {0: ({2}, True)}, "it differs from its source"
+    four: list[dict[int, str]] = [{}, {}, {0: "c"}, {0: "c"}]
+    assert differing({0: [[0, 1, 2, 3]]}, [right, right, wrong, wrong], four) == {0: ({2, 3}, True)}
+    assert differing(three, [right, wrong, wrong], [{}, {1: "b"}, {1: "b"}]) == {0: ({0}, True)}, (
+        "another section was copied"
+    )
+
+
+def test_origins_count_until_all_bytes_were_compared() -> None:
+    origins: list[dict[int, str]] = [{0: "a"}, {0: "a"}]
+    check = ReplicaCheck({0: host()}, {0: [[0, 1]]}, 0, CPU, origins)
+    for step in range(5, 5 + ROUND + 2):
+        check.begin(step)
+        check.end()
+        assert origins == [{0: "a"}, {0: "a"}]
+    check.begin(5 + ROUND + 2)
+    check.end()
+    check.close()
+    assert origins == [{}, {}]
+
+
+def test_the_hash_of_a_portion_is_not_taken_for_that_of_the_state() -> None:
+    check = ReplicaCheck({0: host()}, {0: [[0, 1]]}, 0, CPU)
+    check.begin(3)
+    with pytest.raises(AssertionError, match="a portion is not all of the state"):
+        check.begin(3, whole=True)
+    check.end()
+    assert check.begin(4, whole=True) is check.begin(4), "a portion is part of all"
+    check.end()
+    check.close()
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ opening it in a second process."""
 from __future__ import annotations
 
 import random
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,19 @@ from coupled_models import sound
 from makara.manager.cli import main as cli
 from makara.model.data import open_dataset
 from makara.model.training import load_entrypoint
-from makara.worker.check.second_reading import second_reading
+from makara.worker.check.findings import Report
+from makara.worker.check.second_reading import SecondReading, patience_s, second_reading
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TRAIN = """
-import random, sys
+import atexit, random, sys
 import numpy as np
 import torch
 sys.path.append(SUPPORT)
 from coupled_models import Data, sound
+
+if "pytest" not in sys.modules:
+    atexit.register(print, "goodbye")
 
 
 class Ordered(Data):
@@ -84,8 +89,35 @@ def test_opening_the_data_leaves_the_generators_as_they_were() -> None:
 def test_a_seeded_order_and_augmentations_are_the_same_in_a_second_process(tmp_path: Path) -> None:
     (tmp_path / "shuffled_train.py").write_text(TRAIN)
     with second_reading(tmp_path, "shuffled_train:good", 3) as reading:
-        training = load_entrypoint(tmp_path, "shuffled_train:good")
-        assert reading.compare(open_dataset(training, 3), 3) is None
+        training, report = load_entrypoint(tmp_path, "shuffled_train:good"), Report()
+        reading.compare(open_dataset(training, 3), 3, 0.0, report)
+    assert report.findings == []
+    assert report.notes == []
+
+
+def compared_with(script: str) -> Report:
+    """With what a process says that runs this script."""
+    report = Report()
+    with subprocess.Popen(["sh", "-c", f"read line; {script}"], stdin=-1, stdout=-1, text=True) as process:
+        SecondReading(process).compare(Drawn(), 3, 0.0, report)
+    return report
+
+
+def test_a_second_process_that_a_signal_ends_is_a_note_and_no_fault_of_the_data() -> None:
+    """Found: one that the kernel ended for its memory was 'could not open the data'."""
+    report = compared_with("kill -9 $$")
+    assert report.findings == []
+    assert "was ended by SIGKILL" in report.notes[0]
+
+
+def test_a_second_process_that_ends_by_itself_could_not_open_the_data() -> None:
+    (finding,) = compared_with("echo '{}'; exit 3").findings
+    assert "could not open the data that this one opened: its process ended with status 3" in str(finding)
+
+
+def test_a_second_process_may_take_longer_where_the_first_one_did() -> None:
+    assert patience_s(1.0) == 600
+    assert patience_s(1800.0) == 5400
 
 
 def test_data_that_another_process_reads_otherwise_are_refused_with_what_to_do(

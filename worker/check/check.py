@@ -9,7 +9,6 @@ the user's machine, so that whatever the code does happens there.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -26,8 +25,9 @@ from ...model.precision import Precision, dtype_name
 from ...model.tracebacks import first_line, whole
 from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, load_entrypoint
+from ...protocol.answers import write_answer
 from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
-from .coupling import LOSS, loss_ties, made_up_outputs, tell_of_ties
+from .coupling import LOSS, judge_coupling, loss_couples, made_up_outputs
 from .findings import TOLERANCE, Report
 from .global_state import Watch
 from .memory import Needs, refusal
@@ -77,7 +77,9 @@ def check(
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
     stage("checking the optimizer")
     check_optimizer(training, chain, watch, report)
+    before = time.perf_counter()
     dataset = open_dataset(training, settings.seed)
+    opened_s = time.perf_counter() - before
     batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
     needs = Needs(chain)
     left_out = _keep_apart(watch, report) or _unwanted(settings, needs)
@@ -96,10 +98,9 @@ def check(
         report.notes += [note] if note else []
         if not report.findings:
             _try_loss_alone(training, chain.traced, batches, report)
-    tell_of_ties(report, m, settings.microbatch_size is not None, settings.global_batch_size)
+    judge_coupling(report, m, settings.microbatch_size is not None, settings.global_batch_size)
     if reading is not None and not report.blames("Training.dataset"):
-        found = reading.compare(dataset, settings.seed)
-        report.findings += [found] if found else []
+        reading.compare(dataset, settings.seed, opened_s, report)
     return {
         **_describe(chain),
         "num_samples": len(dataset),
@@ -185,11 +186,11 @@ def _try_loss_alone(training: Training, traced: TracedModel, batches: Batches, r
     """Whether the loss makes samples depend on each other, where the model is not run as a whole."""
     outputs = made_up_outputs(traced, NUM_MICRO_BATCHES)
     given = [batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
-    tied = loss_ties(training.loss, list(zip(outputs, given, strict=True)))
-    if tied:
-        report.ties = LOSS
+    coupled = loss_couples(training.loss, list(zip(outputs, given, strict=True)))
+    if coupled:
+        report.batch_coupled = LOSS
         return
-    if tied is None:
+    if coupled is None:
         report.notes.append(
             "whether the loss makes the samples of a micro-batch depend on each other is not known: it "
             "refuses outputs that are made up, and the step was not run"
@@ -252,7 +253,7 @@ def main() -> None:
             answer = _failed(str(error), error.traceback, error)
         except Exception as error:  # whatever it is, it is told in a few lines
             answer = _failed(f"{_OWN_FAULT}{type(error).__name__}: {first_line(error)}", None, error)
-    print(json.dumps(answer))
+    write_answer(answer)
 
 
 def _failed(error: str, told: str | None, cause: Exception) -> dict[str, Any]:

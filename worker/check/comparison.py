@@ -233,8 +233,9 @@ class Comparison:
     def _compare_updates(self) -> None:
         """Both sides update from the gradients in pieces: rounding would be blown up by Adam's division."""
         floors = {name: largest_magnitude([value]) for name, value in self._sections.weights().items()}
-        self._eager.apply(0, self._ours.gradients, {})
-        self._sections.apply(self._ours)
+        with FixedNumbers():  # both draw the same random numbers
+            self._eager.apply(0, self._ours.gradients, {})
+            self._sections.apply(self._ours)
         whole = dict(self._eager.module.named_parameters())
         apart = {
             name: difference(value, whole[name], floors[name])

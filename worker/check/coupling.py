@@ -22,33 +22,37 @@ from .findings import Report
 from .random_numbers import FixedNumbers
 
 LOSS, FORWARD = "Training.loss", "the model's forward"
+BLAMED = {True: LOSS, False: FORWARD, None: f"{LOSS} or {FORWARD}"}
+"""Where the coupling is, by the answer of `loss_couples`."""
 _TIED = 1e-3  # of the gradient's norm; batches of another size run other kernels and differ by up to 1e-4
 
 Result = tuple[Any, Sample]  # what forward returned for a micro-batch
 
 
-def tell_of_ties(report: Report, m: int, stated: bool, global_batch_size: int | None) -> None:
-    """Refuse a model whose samples depend on each other (`report.ties`) where the job leaves the micro-batch
-    size open; where it states the size, note it."""
-    if report.ties is None:
+def judge_coupling(report: Report, m: int, stated: bool, global_batch_size: int | None) -> None:
+    """Refuse a model whose samples depend on each other (`report.batch_coupled`) where the job leaves the
+    micro-batch size open; where it states the size, note it."""
+    if report.batch_coupled is None:
         return
     said = (
-        "the samples of a micro-batch depend on each other (no weighted mean of the losses of two "
-        "micro-batches is their loss together), so the micro-batch size is part of what is trained"
+        "no weighted mean of the losses of two micro-batches is their loss together, so the micro-batch size "
+        "is part of what is trained: samples depend on each other, or the loss adds means over different "
+        "counts"
     )
     if stated or m == global_batch_size:
-        report.notes.append(f"{report.ties}: {said}; it is {m} here")
+        report.notes.append(f"{report.batch_coupled}: {said}. The size is {m} here")
         return
     whole = "" if global_batch_size is None else f" ({global_batch_size})"
     report.find(
-        report.ties,
-        f"{said}, and parallelism.microbatch_size is left open: speed would choose it",
+        report.batch_coupled,
+        f"{said}. parallelism.microbatch_size is left open: speed would choose it",
         "State parallelism.microbatch_size in the job file (`makara check --microbatch-size`); the value of "
-        f"training.global_batch_size{whole} trains the loss over the whole batch",
+        f"training.global_batch_size{whole} trains the loss over the whole batch. If the loss adds means "
+        "over different counts, divide each term by the number of samples, or return (sum, weight)",
     )
 
 
-def loss_ties(loss: Callable[[Any, dict[str, Tensor]], Loss], results: Sequence[Result]) -> bool | None:
+def loss_couples(loss: Callable[[Any, dict[str, Tensor]], Loss], results: Sequence[Result]) -> bool | None:
     """Whether the loss of all `results` together has another gradient, up to a factor for each of them, than
     their own losses. None where that is not known: they do not join, or the loss refuses them."""
     try:

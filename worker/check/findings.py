@@ -32,14 +32,14 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was compared. `largest`: the largest relative difference of each kind of tensor. `ties`: what
-    makes the samples of a micro-batch depend on each other, the loss or forward."""
+    """What was compared. `largest`: the largest relative difference of each kind of tensor. `batch_coupled`:
+    where the samples of a micro-batch depend on each other, in the loss or in forward."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     notes: list[str] = field(default_factory=list[str])
     largest: dict[str, float] = field(default_factory=dict[str, float])
     random_operations: dict[str, int] = field(default_factory=dict[str, int])
-    ties: str | None = None
+    batch_coupled: str | None = None
 
     def find(self, where: str, differs: str, remedy: str) -> None:
         self.findings.append(Finding(where, differs, remedy))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import chdir
+from tempfile import TemporaryDirectory
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,7 +24,7 @@ from ...model.torch_private.optimizer_hooks import num_writes, step_hooks
 from ...model.training import Training, call_user_code
 from .findings import Report, some
 from .reachable import Value, reachable
-from .small_optimizers import LIFE, LIVES, Gradient, Life, SmallOptimizers, differ
+from .small_optimizers import LIFE, LIVES, Gradient, Life, SmallOptimizers, differ, unequal_entries
 
 _FIELD = "Training.optimizer"
 _MOVES = (
@@ -32,26 +34,29 @@ _REMEDY = (
     "Give a schedule of learning rates as Training(schedule=...), a function of the step. Keep other state "
     "in `self.state[parameter]`, or as numbers in attributes and parameter groups of the optimizer"
 )
-_CALLS = 1000  # of a hook, to see whether it ever changes anything: it may write files, or print
+_CALLS = 1000  # of a hook, to see whether it ever changes anything
 
 
 def check_kept_state(
     training: Training, tensors: Mapping[str, Tensor], sections: Sequence[Sequence[str]], report: Report
 ) -> None:
     """Raises `UserCodeError` when an optimizer keeps state that cannot be saved."""
+    watching: set[object] = set()
     for section in sections:
         for life in LIVES:
             with preserved_randomness():
-                _Trial(SmallOptimizers(training, tensors, [section]), life).run(section, report)
+                _Trial(SmallOptimizers(training, tensors, [section]), life, watching).run(section, report)
             if report.blames(_FIELD):
                 return
 
 
 class _Trial:
-    """One optimizer lives, is saved, and lives on beside a new one that got its state."""
+    """One optimizer lives, is saved, and lives on, as does a new one that got its state."""
 
-    def __init__(self, old: SmallOptimizers, life: Life) -> None:
+    def __init__(self, old: SmallOptimizers, life: Life, watching: set[object]) -> None:
+        """`watching`: hooks that earlier trials found to only watch; it adds to them."""
         self._old = old
+        self._watching = watching
         self._life = _seeded(life)
 
     def run(self, section: Sequence[str], report: Report) -> None:
@@ -60,14 +65,33 @@ class _Trial:
         saved = reachable(self._old.first)
         new = self._old.reloaded()
         apart: list[str] = []
+        lived = 0
         for one, other in zip(self._play(self._old, LIFE), self._play(new, LIFE), strict=False):
             apart = apart or differ(one, other, section)
+            lived += 1
+        unequal = unequal_entries(self._old, new) if lived == LIFE else []
         lost = _lost(born, saved, reachable(self._old.first), reachable(new.first))
         hooks = {value.hook for value in lost.values()}
-        watching = {hook for hook in hooks if hook is not None and _only_watches(new.first, *hook)}
+        watching = {hook for hook in hooks if hook is not None and self._only_watches(new.first, *hook)}
         kept = [path for path, value in lost.items() if value.is_large or value.hook not in watching]
         if apart or kept:
             _blame(apart, kept, report)
+        elif unequal:
+            report.find(
+                _FIELD,
+                f"its state in {some(unequal)} has other bits in two optimizers that take the same steps, as "
+                "if it held a time or a number of its own. Hosts of a section compare their state while they "
+                "train, so these would be taken for hosts whose memory is wrong",
+                "Keep in parameter groups and in `self.state` only what follows from the steps; what only "
+                "watches may be an attribute of the optimizer",
+            )
+
+    def _only_watches(self, optimizer: Optimizer, registered: str, number: int) -> bool:
+        hook = list(step_hooks(optimizer)[registered].values())[number]
+        key = registered, number, getattr(hook, "__code__", type(hook))
+        if key not in self._watching and _only_watches(optimizer, hook):
+            self._watching.add(key)
+        return key in self._watching
 
     def _play(self, optimizer: SmallOptimizers, begin: int) -> Iterator[dict[str, Tensor]]:
         return optimizer.play(self._life, begin=begin)
@@ -105,19 +129,22 @@ def _lost(
     return lost
 
 
-def _only_watches(optimizer: Optimizer, registered: str, number: int) -> bool:
-    """Whether a hook, called often, never writes to the optimizer: not even the value that is there."""
-    hook = list(step_hooks(optimizer)[registered].values())[number]
+def _only_watches(optimizer: Optimizer, hook: Any) -> bool:
+    """Whether a hook, called often, never writes to the optimizer: not even the value that is there.
+
+    It runs in an empty folder, as it may save a file at each n-th call.
+    """
     writes: list[str] = []
     optimizer.param_groups[:] = [_Recording(group, writes) for group in optimizer.param_groups]
     before = _written(optimizer)
-    for _ in range(_CALLS):
-        try:
-            call_user_code("a hook of the optimizer's step", hook, optimizer, (optimizer,), {})
-        except UserCodeError:
-            return False  # such as a schedule that is over
-        if writes:
-            return False
+    with TemporaryDirectory() as folder, chdir(folder):
+        for _ in range(_CALLS):
+            try:
+                call_user_code("a hook of the optimizer's step", hook, optimizer, (optimizer,), {})
+            except UserCodeError:
+                return False  # such as a schedule that is over
+            if writes:
+                return False
     after = _written(optimizer)
     return before.keys() == after.keys() and all(
         version == after[name][0] and torch.equal(value, after[name][1])
@@ -146,6 +173,32 @@ class _Recording(dict[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         self._writes.append(key)
         super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._writes.append(key)
+        super().__delitem__(key)
+
+    def __ior__(self, other: Any) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.update(other)
+        return self
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        if key in self:
+            self._writes.append(key)
+        return super().pop(key, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        self._writes.append("popitem")
+        return super().popitem()
+
+    def clear(self) -> None:
+        self._writes.append("clear")
+        super().clear()
 
     def update(self, *given: Any, **named: Any) -> None:
         self._writes.append("update")

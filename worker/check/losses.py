@@ -3,7 +3,7 @@ alone, and whether the mean of the micro-batches' losses is the loss of the micr
 
 For samples that count alike, and for a declared (sum, weight), the gradient of two micro-batches together is
 the weighted mean of theirs. Fitting the weights to the gradients tells a loss that weighs otherwise (a mean
-over unequal numbers of targets) from one that ties samples to each other (a balance of experts' load), which
+over unequal numbers of targets) from one that couples samples (a balance of experts' load), which
 has no weights that fit.
 """
 
@@ -24,7 +24,7 @@ from ...model.torch_private.modules import BatchNorm
 from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Loss, Training, sum_and_weight
 from .calls import Calls
-from .coupling import FORWARD, LOSS, loss_ties
+from .coupling import BLAMED, loss_couples
 from .eager import EagerModel
 from .findings import Report, some
 from .random_numbers import FixedNumbers
@@ -115,7 +115,7 @@ def check_weights(
             )
             return
         results = [(_output(eager, batch), batch) for batch in batches]
-        report.ties = LOSS if loss_ties(eager.loss, results) else FORWARD
+        report.batch_coupled = BLAMED[loss_couples(eager.loss, results)]
 
 
 def _gradients(

@@ -1,7 +1,7 @@
 """A second process opens the data set as well, and must read the same samples: several workers share them.
 
 `python -m makara.worker.check.second_reading FOLDER ENTRYPOINT SEED` waits for a line on its standard input,
-so that it opens the data set after the first process did (which may download it), and prints a line of JSON:
+so that it opens the data set after the first process did (which may download it), and answers
 `{"length": ..., "samples": {index: hash}}` or `{"error": ...}`. Another process has other hashes of strings,
 another time, and other random numbers from the system.
 """
@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,10 +24,12 @@ from ...model.data import Batches, open_dataset
 from ...model.errors import UserCodeError
 from ...model.precision import dtype_name
 from ...model.training import Dataset, load_entrypoint
-from .findings import Finding
+from ...protocol.answers import answer_in, write_answer
+from .findings import Report
 
 _FIELD = "Training.dataset"
-_PATIENCE_S = 600  # a data set that waits for a lock of the first process waits for ever
+_LEAST_S = 600  # a data set that waits for a lock of the first process waits for ever
+_TIMES = 3  # the first process may have left files that are read again, but both share the disk
 
 
 class SecondReading:
@@ -36,16 +38,34 @@ class SecondReading:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def compare(self, dataset: Dataset, seed: int) -> Finding | None:
-        """What differs there from `dataset`, or None."""
-        ours = _read(dataset, seed)
+    def compare(self, dataset: Dataset, seed: int, opened_s: float, report: Report) -> None:
+        """Adds to `report` what differs there from `dataset`, which took `opened_s` to open here."""
+        ours, limit_s = _read(dataset, seed), patience_s(opened_s)
         try:
-            printed, _ = self._process.communicate("\n", timeout=_PATIENCE_S)
+            printed, _ = self._process.communicate("\n", timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return _difference(ours, {"error": f"it was not done after {_PATIENCE_S // 60} minutes"})
-        lines = printed.strip().splitlines()
-        theirs = cast(dict[str, Any], json.loads(lines[-1])) if lines else {"error": "its process ended"}
-        return _difference(ours, theirs)
+            _blame(ours, {"error": f"it was not done after {limit_s / 60:.0f} minutes"}, report)
+            return
+        theirs, status = answer_in(printed), self._process.returncode
+        if theirs is None and status < 0:
+            report.notes.append(
+                "whether every process reads the same samples is not known: the second one that opened the "
+                f"data set was ended by {_name(-status)}, as where memory is short for two of them"
+            )
+            return
+        _blame(ours, theirs or {"error": f"its process ended with status {status}"}, report)
+
+
+def patience_s(opened_s: float) -> float:
+    """How long the second process may take, when the first one took `opened_s` to open the data set."""
+    return max(_LEAST_S, _TIMES * opened_s)
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @contextmanager
@@ -78,23 +98,24 @@ def _hash(batches: Batches, place: int) -> str:
     return digest.hexdigest()
 
 
-def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> Finding | None:
+def _blame(ours: dict[str, Any], theirs: dict[str, Any], report: Report) -> None:
     if "error" in theirs:
-        return Finding(
+        report.find(
             _FIELD,
             f"a second process could not open the data that this one opened: {theirs['error']}. Each worker "
             "opens it in a process of its own",
             "Let several processes open the data at once: no lock, no port, no file that is moved away",
         )
+        return
     if theirs == ours:
-        return None
+        return
     places = [place for place, value in ours["samples"].items() if theirs["samples"].get(place) != value]
     said = (
         f"it has {ours['length']} samples in this process and {theirs['length']} in another"
         if ours["length"] != theirs["length"]
         else f"samples {', '.join(places)} in the job's order are others in another process"
     )
-    return Finding(
+    report.find(
         _FIELD,
         f"{said}: the data follow from more than the files, such as the order of a set or of `os.listdir`, "
         "the clock, or a generator that is seeded by the system. All workers must read the same samples",
@@ -114,7 +135,7 @@ def main() -> None:
             answer = _read(open_dataset(training, int(seed)), int(seed))
         except UserCodeError as error:
             answer = {"error": error.message}
-    print(json.dumps(answer))
+    write_answer(answer)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from ...model.seeds import seed64
 from ...model.training import Training, call_user_code
 from ..sections.lr import LearningRates
 from ..sections.optimizers import OwnSettings, make_optimizer
-from ..sections.state import load_section_state, section_state
+from ..sections.state import is_reproducible, load_section_state, section_state
+from ..sections.state_hash import raw_bytes
 from .findings import TOLERANCE, differences
 from .random_numbers import FixedNumbers
 
@@ -109,6 +110,16 @@ class SmallOptimizers:
         for _, _, settings in self._made:
             settings.state()
 
+    def state(self) -> dict[str, Tensor | str]:
+        """What hosts of a section compare of it, as values that are equal where the bits are."""
+        found: dict[str, Tensor | str] = {}
+        for number, (parameters, optimizer, settings) in enumerate(self._made):
+            for tensors, scalars in (section_state(parameters, {}, optimizer, {}, None), settings.state()):
+                held = {name: raw_bytes(value).cpu().clone() for name, value in tensors.items()}
+                held |= {name: repr(value) for name, value in scalars.items() if value is not None}
+                found |= {f"{number}/{n}": value for n, value in held.items() if is_reproducible(n)}
+        return found
+
     def reloaded(self) -> SmallOptimizers:
         """New optimizers, with the state of these: it is saved and loaded as a section's."""
         other = SmallOptimizers(self._training, self._tensors, self._groups)
@@ -129,11 +140,27 @@ class SmallOptimizers:
         return other
 
 
+def unequal_entries(one: SmallOptimizers, other: SmallOptimizers) -> list[str]:
+    """The entries of state whose bits differ between two optimizers."""
+    ours, theirs = one.state(), other.state()
+    return [
+        name.partition("/")[2]
+        for name in sorted(ours.keys() | theirs.keys())
+        if not _same(ours.get(name), theirs.get(name))
+    ]
+
+
 def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
     """The parameters that two optimizers change by different amounts."""
     chosen = [name for name in names if name in one]
     apart = differences({n: one[n] for n in chosen}, {n: other[n] for n in chosen}, _ROUNDING)
     return [name for name, value in apart.items() if value > TOLERANCE]
+
+
+def _same(one: Tensor | str | None, other: Tensor | str | None) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other
 
 
 def _alike(value: object, other: object) -> bool:

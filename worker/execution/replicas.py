@@ -26,7 +26,7 @@ from ...pipeline.contributions import WORD
 from ...pipeline.plan import Plan
 from ...protocol.messages import Corruption
 from ..sections.runtime import SectionRuntime
-from ..sections.state_hash import Stopped, changing_hash, section_hash
+from ..sections.state_hash import ROUND, Stopped, changing_hash, section_hash
 from .blocking import Interrupted
 from .staging import Staged, Stager
 
@@ -35,6 +35,9 @@ Hashes = Mapping[int, int]
 
 Compared = Mapping[int, Sequence[Sequence[int]]]
 """Of each section, the groups of ranks among its hosts that must hold the same bits."""
+
+Origins = Sequence[dict[int, str]]
+"""For each rank, {section that was copied: the worker whose state it is}, until all bytes were compared."""
 
 Differing = Mapping[int, tuple[set[int], bool]]
 """Of each section whose hosts differ, the suspected ranks, and whether most hosts agree."""
@@ -63,19 +66,21 @@ def compared_hosts(plan: Plan, bits: Sequence[str]) -> dict[int, list[list[int]]
     return groups
 
 
-def differing(compared: Compared, hashes: Sequence[Hashes]) -> Differing:
+def differing(compared: Compared, hashes: Sequence[Hashes], origins: Origins = ()) -> Differing:
     """The sections whose hosts differ. `hashes`: of each rank.
 
-    Suspected is who differs from most hosts of its group; where no hash has a majority, the whole group.
+    Suspected is who differs from most hosts of its group; where no hash has a majority, the whole group. A
+    host and the copies of its state count once: what was wrong in it is wrong in its copies.
     """
     found: dict[int, tuple[set[int], bool]] = {}
     for section, groups in compared.items():
         for ranks in groups:
             shown = {rank: hashes[rank].get(section) for rank in ranks}
-            [(most, count), *others] = Counter(shown.values()).most_common()
+            states = {(shown[rank], origins[rank].get(section, rank) if origins else rank) for rank in ranks}
+            [(most, count), *others] = Counter(value for value, _ in states).most_common()
             if not others:
                 continue
-            majority = 2 * count > len(ranks)
+            majority = 2 * count > len(states)
             suspects = {rank for rank in ranks if not majority or shown[rank] != most}
             before, whole = found.get(section, (set(), True))
             found[section] = before | suspects, whole and majority
@@ -109,8 +114,11 @@ class ReplicaCheck:
         compared: Compared,
         rank: int,
         device: torch.device,
+        origins: Origins = (),
     ) -> None:
+        """`origins` are emptied as soon as all bytes were compared: wrong copies have been found by then."""
         self.compared = compared
+        self.origins = origins
         self.hashes: Hashes | None = None
         """Of the state before the newest application; None before the generation's first one."""
         self.cpu_s = 0.0
@@ -121,11 +129,20 @@ class ReplicaCheck:
         self._stopped = threading.Event()
         self._thread = ThreadPoolExecutor(1, "state-hashes")
         self._running: Future[Hashes | None] | None = None
+        self._is_whole = False
+        """Whether `_running` hashes all of the state."""
+        self._first: int | None = None
 
     def begin(self, step: int, *, whole: bool = False) -> Future[Hashes | None]:
-        """Hash the state after `step` steps, all of it if `whole`; nothing new if that was begun. The result
-        is None if the generation ended before."""
+        """Hash the state after `step` steps, all of it if `whole`; nothing new if that was begun, or all is
+        being hashed. The result is None if the generation ended before."""
+        assert self._running is None or self._is_whole or not whole, "a portion is not all of the state"
+        self._first = step if self._first is None else self._first
+        if step == self._first + ROUND + 2:  # the last portion was in a commit
+            for origins in self.origins:
+                origins.clear()
         if self._running is None:
+            self._is_whole = whole
             moment = self._stager.moment()
             self._running = self._thread.submit(self._hash, None if whole else step, moment)
         return self._running

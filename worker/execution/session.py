@@ -35,6 +35,8 @@ class Session(Communicator):
         self.everyone: ProcessGroup | None = None
         self.bits = [""] * len(order.members)
         """Of each member, `ModelState.bits`: exchanged while they join."""
+        self.origins: list[dict[int, str]] = []
+        """For each member, `ModelState.origins`: exchanged while they join."""
         self._hosts: dict[tuple[int, ...], ProcessGroup] = {}
 
     @property

@@ -53,6 +53,8 @@ class ModelState:
         self.bits = ""
         """Replicas of equal value compute the same bits: with `numerics: fast` a hash that tells kinds of
         processors apart."""
+        self.origins: dict[int, str] = {}
+        """{section: the worker whose state it is}, until all bytes were compared since it was copied."""
         self.record: CommitRecord | None = None
         self.settled: StepMetrics | None = None  # the last step that this process applied
         self.reduced: Reduced | None = None

@@ -85,7 +85,8 @@ class Stepper:
         self._progress = session.progress
         self._feed = Prefetcher(batches, progress=self._progress)
         compared = compared_hosts(plan, session.bits)
-        self.replicas = ReplicaCheck(state.runtime.sections, compared, session.rank, device)
+        sections = state.runtime.sections
+        self.replicas = ReplicaCheck(sections, compared, session.rank, device, session.origins)
         self._whole: tuple[Executor, Expected] | None = None
 
     def step(self, ballot: CommitRequest) -> StepResult:
@@ -246,7 +247,7 @@ class Stepper:
         own = dict(self.replicas.hashes or {})
         shown = self._session.gather(name, own, self._session.plan.num_workers)
         hashes = [{int(section): value for section, value in one.items()} for one in shown]
-        return differing(self.replicas.compared, hashes)
+        return differing(self.replicas.compared, hashes, self.replicas.origins)
 
     def _corruption(self, step: int, sections: list[int], found: Differing) -> Corruption:
         return corruption_of(self._session.number, step, sections, self._session.members, found)

@@ -8,7 +8,6 @@ of its own, so that whatever that code does happens there.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from ...model.errors import UntraceableModel, UserCodeError
 from ...model.tracebacks import whole
 from ...model.training import load_entrypoint
+from ...protocol.answers import write_answer
 from ...protocol.messages import JobSettings
 from .profiling import measure
 
@@ -30,7 +30,7 @@ def main() -> None:
             answer = {"measurements": found.to_json()}
         except (UserCodeError, UntraceableModel) as error:
             answer = {"error": str(error), "traceback": error.traceback, "whole_traceback": whole(error)}
-    print(json.dumps(answer))
+    write_answer(answer)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ line of JSON, `{"seconds": ...}`. It loads nothing of torch.export: the answer i
 from __future__ import annotations
 
 import contextlib
-import json
 import statistics
 import sys
 import time
@@ -19,6 +18,7 @@ import torch
 from ...model.data import Batches, open_dataset
 from ...model.tracing.calling import forward_call
 from ...model.training import Training, build_module, load_entrypoint, set_training_mode, sum_and_weight
+from ...protocol.answers import write_answer
 
 _REPEATS = 5
 
@@ -45,7 +45,7 @@ def main() -> None:
     with contextlib.redirect_stdout(sys.stderr):  # the user's code may print; the answer stands alone
         training = load_entrypoint(Path(folder), entrypoint)
         seconds = plain_step_s(training, int(global_batch_size), int(m))
-    print(json.dumps({"seconds": seconds}))
+    write_answer({"seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def join_generation(
     phases.end("rendezvous")
     agreement, shown = _agree(session, state, buckets, free)
     moves = _moves(session, agreement)
+    state.origins = _origins(session, agreement, moves)
     kept = None if agreement.step is None else keep_step(session, state, agreement, shown, buckets)
     phases.end("agree")
     with session.progress.being(At.MEMBERS):
@@ -133,9 +134,11 @@ def _agree(
             "record": None if record is None else record.to_json(),
             "in_flight": show(session, state, buckets, free),
             "bits": state.bits,
+            "origins": state.origins,
         },
     )
     session.bits = [report["bits"] for report in reports]
+    session.origins = [{int(n): worker for n, worker in report["origins"].items()} for report in reports]
     standings = [_MEMBER_STATE.validate_python(report["standing"]) for report in reports]
     state.void_until = max(standing.void_until for standing in standings)
     agreement = agree(
@@ -178,6 +181,17 @@ def _moves(session: Session, agreement: Agreement) -> tuple[Transfer, ...]:
         return ()
     wanted = [*session.plan.ranges, *([None] * (len(session.members) - session.plan.num_workers))]
     return transfers(agreement.holders, wanted)
+
+
+def _origins(session: Session, agreement: Agreement, moves: Sequence[Transfer]) -> dict[int, str]:
+    """Note for all members whose state they will hold; returns this member's entry."""
+    if agreement.step is None:  # each loads its own
+        session.origins = [{} for _ in session.members]
+    for move in moves:
+        before, worker = session.origins[move.source], session.members[move.source]
+        before.setdefault(move.section, worker)
+        session.origins[move.destination][move.section] = before[move.section]
+    return session.origins[session.rank]
 
 
 def _neighbours(session: Session, moves: Sequence[Transfer], kept: KeptStep | None) -> list[int]:

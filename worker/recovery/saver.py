@@ -37,7 +37,7 @@ from ...checkpoint import Store as CheckpointStore
 from ...checkpoint.tensors import pack
 from ...protocol.messages import CheckpointRef
 from ..execution.gloo import CONNECTION_LOST, Store
-from ..execution.replicas import Compared, CorruptState, Hashes, corruption_of, differing
+from ..execution.replicas import Compared, CorruptState, Hashes, Origins, corruption_of, differing
 from ..progress import ProgressCounters
 from .store_trouble import StoreTrouble
 
@@ -84,6 +84,7 @@ class CheckpointTarget:
     members: Sequence[str] = ()
     compared: Compared = field(default_factory=dict[int, Sequence[Sequence[int]]])
     """Hosts whose hashes of a section must be equal."""
+    origins: Origins = ()
 
 
 def share(names: Sequence[str], sizes: Mapping[str, int], part: int, num_parts: int) -> list[str]:
@@ -290,7 +291,7 @@ class Saver:
     def _differing(self, step: int, told: Sequence[Mapping[str, int]]) -> CorruptState | None:
         """Raised where this step is waited for. Elsewhere the next commits find the same."""
         hashes = [{int(section): value for section, value in one.items()} for one in told]
-        found = differing(self._place.compared, hashes)
+        found = differing(self._place.compared, hashes, self._place.origins)
         if not found:
             return None
         place = self._place

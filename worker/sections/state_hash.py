@@ -24,7 +24,7 @@ state about three times, so that a sixteenth of it costs little beside even the 
 _LEAST_BYTES = 4 << 20  # of a portion: in smaller ones, finding the tensors would cost more than their bytes
 _STATE = 3  # bytes of state for each of parameters, with Adam: only the number of portions depends on it
 _OFFSET = 5  # places in the round between the first portions of neighbouring sections
-_SMALL_BYTES = 16 << 10
+_SMALL_BYTES = 16 << 10  # the copy of a larger tensor's bytes costs more than the calls; chosen, not tuned
 _PIECE_BYTES = 16 << 20  # looked at between two looks at `stopped`
 _ROW = 1 << 13  # words; their factors fit into a CPU's second-level cache
 _MOST_ROWS = _PIECE_BYTES // (8 * _ROW)
@@ -90,7 +90,7 @@ def _chunks(tensors: Sequence[Tensor], portion: int, portions: int, to_host: Byt
         if start < end and tensor.nbytes <= _SMALL_BYTES:
             small.append(_copied(tensor, to_host)[start:end])
         elif start < end:
-            data = _bytes_of(tensor)
+            data = raw_bytes(tensor)
             for at in range(start, end, _PIECE_BYTES):
                 yield to_host(data[at : min(at + _PIECE_BYTES, end)]).numpy()
     joined = np.frombuffer(b"".join(small), np.uint8)
@@ -103,12 +103,17 @@ def _cut(bound: int, size: int) -> int:
     return size if bound >= size else max(bound, 0) // (8 * _ROW) * (8 * _ROW)
 
 
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """In logical order; of what the tensor stands for, if it is conjugate or negative only by a mark."""
+    return _resolved(tensor).contiguous().reshape(-1).view(torch.uint8)
+
+
+def _resolved(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg()
 
 
 def _copied(tensor: Tensor, to_host: Bytes) -> bytes:
-    tensor = tensor.detach() if tensor.dtype in _IN_NUMPY else _bytes_of(tensor)
+    tensor = _resolved(tensor) if tensor.dtype in _IN_NUMPY else raw_bytes(tensor)
     return to_host(tensor).numpy().tobytes()
 
 

@@ -64,6 +64,7 @@ def run_generation(
         recipe.model_dump(mode="json"),
         session.members,
         compared_hosts(session.plan, session.bits),
+        session.origins,
     )
 
     board = session.courier.call(session.board, [0])

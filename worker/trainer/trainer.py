@@ -180,12 +180,13 @@ class Trainer:
                 log.error("generation %d: %s", session.number, cause)
                 assert self._model is not None, "it has trained"
                 self._model.state.distrust(session.number)
-                if self.worker in cause.corruption.suspects and self._model.bits_hash is not None:
-                    self.control.report(bits_hash=self._model.tested_bits())
                 self._accused = frozenset()
                 closed = orders is not None and orders.abandoned >= session.number
                 phase = Phase.IDLE if closed else Phase.BROKEN
                 self.control.report(phase=phase, lost=[], corruption=cause.corruption)
+                # Afterwards: a test on a faulty processor may raise.
+                if self.worker in cause.corruption.suspects and self._model.bits_hash is not None:
+                    self.control.report(bits_hash=self._model.tested_bits())
             case _:
                 raise AssertionError(f"an interruption of no known kind: {cause!r}")
 

@@ -69,7 +69,9 @@ def _defined(tree: ast.AST) -> Iterator[str]:
                 yield from ((alias.asname or alias.name).partition(".")[0] for alias in aliases)
             case ast.Name(id=name, ctx=ast.Store()) | ast.ExceptHandler(name=str(name)):
                 yield name
-            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            case (
+                ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)) | ast.MatchMapping(rest=str(name))
+            ):
                 yield name
             case _:
                 pass

@@ -1,4 +1,4 @@
-"""What a command line meant that names an unknown command or option."""
+"""Suggests the commands or options that are meant where a command line names an unknown one."""
 
 from __future__ import annotations
 

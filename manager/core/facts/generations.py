@@ -118,7 +118,8 @@ class StepMiscounted(BaseFact):
 
 class StateCorrupted(BaseFact):
     """Hosts of a section held different state. All members dropped theirs, and no state of this generation
-    or an older one counts any more; the next generation starts from the newest checkpoint."""
+    or an older one counts any more; the next generation starts from the newest checkpoint. Once more for the
+    same generation if a later report names suspects."""
 
     fact: Literal["state_corrupted"] = "state_corrupted"
     corruption: Corruption

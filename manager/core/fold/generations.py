@@ -170,10 +170,30 @@ def _miscounted(state: JobState, fact: StepMiscounted) -> JobState:
 
 def _corrupted(state: JobState, fact: StateCorrupted) -> JobState:
     found, strikes = fact.corruption, state.strikes
-    for vm in sorted({vm_of(worker) for worker in found.suspects}):
-        why = f"at step {found.step}, sections {', '.join(map(str, found.sections))}"
-        strikes = strike(strikes, Kind.CORRUPT_STATE, vm, fact.at, step=found.step, why=why)
-    return state.changed(strikes=strikes, void_until=found.generation)
+    why = f"at step {found.step}, sections {', '.join(map(str, found.sections))}"
+    vms = sorted({vm_of(worker) for worker in found.suspects} & state.vms.live.keys())
+    for kind, subject in ((Kind.DIFFERENCE, JOB), *((Kind.CORRUPT_STATE, vm) for vm in vms)):
+        strikes = strike(strikes, kind, subject, fact.at, by=[found.generation], step=found.step, why=why)
+    return state.changed(strikes=strikes, void_until=_void_until(state, found.generation))
+
+
+def _void_until(state: JobState, found: int) -> int:
+    """The newest generation whose members may hold state of generation `found`, in which hosts differed.
+
+    A member that left it before its peers found the difference may have gone on from its state, in all
+    generations that were opened since, up to the first that began from the store.
+    """
+    if found <= state.void_until:
+        return state.void_until
+    void = found
+    current = () if state.current is None else (state.current,)
+    for later in (*state.history, *current):
+        if later.opened_at is None or later.number <= found:
+            continue
+        if later.formed is not None and later.formed.rung != "peers":
+            break
+        void = later.number
+    return void
 
 
 def _with_closed(
@@ -202,6 +222,8 @@ def _published(state: JobState, fact: CheckpointPublished) -> JobState:
         return state
     published = tuple(sorted((*state.published, fact.checkpoint), key=order_of))
     current = state.current
+    if fact.checkpoint.step > state.saved_step:
+        state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.SAVED))
     progressed = fact.checkpoint.step > state.progress_step
     if progressed and current is not None and current.number == fact.checkpoint.generation:
         state = _prove(state, current)

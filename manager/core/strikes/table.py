@@ -21,6 +21,7 @@ class Kind(StrEnum):
     CORRUPT_STATE = "corrupt_state"
     CUT = "cut"
     DEATH = "death"
+    DIFFERENCE = "difference"
     HOUSEKEEPING = "housekeeping"
     INTERNAL_ERROR = "internal_error"
     LIMITED = "limited"
@@ -51,6 +52,7 @@ class Progress(StrEnum):
     NEXT_STEP = "a step after the one at which it came"
     DONE = "success"
     OWN_STEP = "a step that is committed with it"
+    SAVED = "a checkpoint that is newer than all others"
     STEP = "a new step of the job"
     PERSON = "a person who has the job go on"
     NONE_FIT = "the end of the last VM that was fit"
@@ -276,8 +278,16 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             what="the state of its worker differs from that of another host of the same section",
             subject="the VM",
             limit=2,
-            follows="the VM is replaced",
+            follows="the VM is replaced; at once if most hosts agree that it is wrong",
+            seen_again=True,
             forgiven_by=frozenset({Progress.VM_ENDED}),
+        ),
+        Kind.DIFFERENCE: Row(
+            what="hosts of a section hold different state, in one generation",
+            limit=4,  # the second replaces VMs: it has come again on others
+            follows="a person is asked: perhaps the optimizer or a kernel is not deterministic",
+            seen_again=True,
+            forgiven_by=frozenset({Progress.SAVED, Progress.PERSON}),
         ),
     }
 )

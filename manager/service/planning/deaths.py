@@ -1,4 +1,4 @@
-"""What the death of a VM costs a plan, in words: for `makara plan`, `makara apply` and the page."""
+"""Says how much the death of a VM costs under a plan: for `makara plan`, `makara apply` and the page."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ def _avoided(request: Request, step_s: float) -> str:
     found = choose(replace(request, tolerated_failures=max(1, request.tolerated_failures)))
     if isinstance(found, Infeasible) or copies_in(found, request.workers) < 2:
         return "no plan for these VMs and this job file avoids that"
-    speed = 100 * step_s / found.predicted_s
-    return f"{_ASKING} avoids that at {speed:.0f} % of the speed, as {found.plan.shape}"
+    speed = round(100 * step_s / found.predicted_s)
+    if speed > 100:  # the VMs have changed since the running plan was chosen
+        return f"{_ASKING} avoids that and is faster, as {found.plan.shape}"
+    return f"{_ASKING} avoids that at {speed} % of the speed, as {found.plan.shape}"
 
 
 def _rounded(value_s: float) -> str:

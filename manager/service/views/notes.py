@@ -128,8 +128,10 @@ def _not_compared(state: JobState) -> str:
     num_alone = sum(len(plan.hosts(section)) == 1 for section in range(plan.num_sections))
     if not num_alone:
         return ""
-    which = "all" if num_alone == plan.num_sections else f"{num_alone} of {plan.num_sections}"
-    return f"{which} sections have one host: flipped bits in their state are not detected"
+    if num_alone == plan.num_sections:
+        return "silent corruption is found by comparing hosts of a section, and each section has one host"
+    which = f"{num_alone} of {plan.num_sections} sections"
+    return f"silent corruption is found by comparing hosts of a section, and {which} have one host"
 
 
 def _few_copies(state: JobState) -> str:
