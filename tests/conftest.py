@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from hypothesis import settings
 from makara.checkpoint import Store, open_store
 from makara.checkpoint.stores.credentials import AZURE_CREDENTIALS, AZURE_IDENTITY
 from s3_server import S3Server
+from warm_programs import WarmPopen
 
 if TYPE_CHECKING:
     from aws_stand import AwsStand
@@ -47,6 +49,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the collector need not look through it again. It was compiled into files
     for the next run; modules that a test writes are not, as it may write them twice within a second."""
     sys.dont_write_bytecode = True
+    subprocess.Popen = WarmPopen
     gc.collect()
     gc.freeze()
 

@@ -31,7 +31,10 @@ from typing import Any, NoReturn
 
 _TESTS = Path(__file__).parents[1]
 _NOT_FORKED = ("preexec_fn", "shell", "uid", "gid", "gids")  # a process that is started with one is executed
-_READ_AT_START = ("LD_PRELOAD", "PYTHONHASHSEED", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
+_READ_AT_START = {
+    name: os.environ.get(name)
+    for name in ("LD_PRELOAD", "PYTHONHASHSEED", "ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")
+}
 """Variables that Python, or the libraries imported already, read once."""
 _OWN_OUTPUT = {"p2cread": -1, "c2pwrite": -1, "errwrite": -1}
 _FORK = signal.SIGRTMIN + 5
@@ -60,15 +63,25 @@ def fresh_path() -> list[str]:
 class ForkingPopen(subprocess.Popen[Any]):
     def _execute_child(self, args: Any, *others: Any) -> None:
         given = _PARAMETERS.bind(self, args, *others).arguments
-        environment: Mapping[str, str] = os.environ if given["env"] is None else given["env"]
+        environment = dict(os.environ if given["env"] is None else given["env"])
         program = _program(args)
-        if program is None or any(given[name] for name in _NOT_FORKED) or _differs(environment):
+        if program is None or not self._can_fork(program, given, environment):
             super()._execute_child(args, *others)  # pyright: ignore[reportAttributeAccessIssue]
             return
-        self.pid = _in_main_thread(partial(_fork, program, given, dict(environment)))
+        self.pid = self._fork(program, given, environment)
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(given[name] for name in pipes))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _can_fork(
+        self, _program: list[str], given: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> bool:
+        return not any(given[name] for name in _NOT_FORKED) and all(
+            environment.get(name) == before for name, before in _READ_AT_START.items()
+        )
+
+    def _fork(self, program: list[str], given: Mapping[str, Any], environment: dict[str, str]) -> int:
+        return _in_main_thread(partial(_fork, program, given, environment))
 
 
 _PARAMETERS = inspect.signature(subprocess.Popen._execute_child)  # pyright: ignore[reportAttributeAccessIssue]
@@ -79,7 +92,7 @@ def _execute(path: str, arguments: Sequence[str], *, execv: Callable[..., NoRetu
     if program is None:
         execv(path, arguments)
     given = {"args": arguments, "cwd": None, "start_new_session": False, "pass_fds": (), **_OWN_OUTPUT}
-    _live(program, given, dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    live(program, given, dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
 def _in_main_thread(fork: Callable[[], int]) -> int:
@@ -106,7 +119,7 @@ def _fork(program: list[str], given: Mapping[str, Any], environment: dict[str, s
     try:
         pid = os.fork()
         if pid == 0:
-            _live(program, given, environment, allowed)
+            live(program, given, environment, allowed)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, allowed)
@@ -120,10 +133,6 @@ def _program(args: Any) -> list[str] | None:
     if words[:2] == ["-P", "-m"]:
         return words[1:] if words[2].startswith("makara.") else None
     return words if Path(words[0]).is_relative_to(_TESTS) else None
-
-
-def _differs(environment: Mapping[str, str]) -> bool:
-    return any(environment.get(name) != os.environ.get(name) for name in _READ_AT_START)
 
 
 def _path_of(program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
@@ -160,9 +169,11 @@ def _begin(given: Mapping[str, Any], environment: dict[str, str]) -> None:
     atexit._clear()  # pyright: ignore[reportPrivateUsage]
 
 
-def _live(
+def live(
     program: list[str], given: Mapping[str, Any], environment: dict[str, str], allowed: Iterable[int]
 ) -> NoReturn:
+    """Run the program in this process, then end it. `given`: arguments of `Popen._execute_child`; `allowed`:
+    the mask of signals to begin with."""
     status: object = 1
     try:
         _begin(given, environment)
