@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...model.seeds import preserved_randomness, seed64, seed_everything
-from ...model.torch_private.dispatch import TorchDispatchMode
+from ...model.torch_private.higher_order import FunctionsSeen
 from ...model.torch_private.operators import arguments_of, is_random, written_arguments
 from ...model.torch_private.pytree import tree_map
 from ...model.tracing.batch_norms import settled
@@ -31,7 +31,7 @@ _HAVE_MEANS = frozenset(
 )
 
 
-class FixedNumbers(TorchDispatchMode):
+class FixedNumbers(FunctionsSeen):
     """While entered, random operations draw what (operation, shape) decide. `expected`: what can be is drawn
     as its mean (dropout keeps all), so that the size of a batch changes nothing."""
 
@@ -51,7 +51,7 @@ class FixedNumbers(TorchDispatchMode):
         elif kind is _GROUP_NORM_BACKWARD and not args[-1][0]:  # the mask: the input's gradient is not wanted
             return None, *func(*args[:-1], [True, *args[-1][1:]], **kwargs)[1:]
         if not is_random(func, args, kwargs):
-            return func(*args, **kwargs)
+            return self.run(func, args, kwargs)
         given = arguments_of(func, args, kwargs)
         name = func.overloadpacket.__name__.removesuffix("_")
         self.counts[name] += 1
