@@ -45,7 +45,7 @@ _OWN_FAULT = (
 
 
 class CheckSettings(BaseModel):
-    """What of the job's specification the check depends on."""
+    """The part of the job's specification that the check depends on."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -65,7 +65,7 @@ class CheckSettings(BaseModel):
 def check(
     training: Training, settings: CheckSettings, folder: Path, reading: SecondReading | None = None
 ) -> dict[str, Any]:
-    """What the model is, and what the dry run found (`findings`; none when all is well).
+    """Describe the model and the dry run (`findings`: none when all is well).
 
     The step is compared in fp32 whatever the job's precision: what is looked for is no matter of rounding.
     `folder`: of the user's files. `reading`: another process, whose samples must be the same. Raises
@@ -127,7 +127,7 @@ def _cut_first(training: Training, settings: CheckSettings) -> Sections:
 
 
 def _of_size(m: int, settings: CheckSettings) -> list[str]:
-    """What there is to say of an m that batch norm and the global batch call for."""
+    """Notes on an m that batch norm and the global batch call for."""
     batch = settings.global_batch_size
     if settings.microbatch_size is not None or batch is None or m <= 2:
         return []

@@ -81,7 +81,7 @@ class EagerModel:
         return CheckedStep(tuple(losses), gradients, buffers)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """What one optimizer over the whole model makes of the step: clipping, schedule, update, buffers."""
+        """Apply the step with one optimizer over the whole model: clipping, schedule, update, buffers."""
         self._rates.set(step)
         limit = self._training.clip_grad_norm
         # Of the gradients as they were summed, before a parameter of few bits rounds them.
@@ -96,13 +96,13 @@ class EagerModel:
         self.set_buffers(buffers)
 
     def output(self, batch: Mapping[str, Tensor]) -> Any:
-        """What the module returns for a batch, of any size that it takes."""
+        """The module's output for a batch, of any size that it takes."""
         call = forward_call(self.module, batch, self._training.forward_kwargs)
         with run_as_python():
             return call_user_code("the model's forward", lambda: self.module(**call.arguments(batch)))
 
     def loss(self, output: Any, batch: Mapping[str, Tensor]) -> Any:
-        """What the user's loss returns."""
+        """The result of the user's loss."""
         with run_as_python():
             return call_user_code("Training.loss", self._training.loss, output, dict(batch))
 

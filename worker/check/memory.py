@@ -1,4 +1,4 @@
-"""What a dry run would need of this machine, memory and time, from shapes alone.
+"""The memory and time that a dry run would need on this machine, from shapes alone.
 
 The graph is run on fake tensors, which take the way that real ones take, and all results that have memory of
 their own are counted, inside composite operators too: attention with dropout holds its scores several times
@@ -53,7 +53,7 @@ def refusal(needed_bytes: int, free_bytes: int | None) -> str | None:
 
 
 class Needs:
-    """What the dry run of a model needs, whole and section by section."""
+    """The needs of a model's dry run, whole and section by section."""
 
     def __init__(self, chain: Sections) -> None:
         self._chain = chain
