@@ -37,7 +37,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def notes(model: Mapping[str, Any]) -> list[str]:
-    """What the check noted of a model, a line each."""
+    """The check's notes on a model, a line each."""
     return [f"note: {note}" for note in model["notes"]]
 
 

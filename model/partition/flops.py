@@ -6,16 +6,17 @@ Uses torch.utils.flop_counter on the graph's fake values: checked with torch 2.1
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..precision import Precision
+from ..torch_private.higher_order import higher_order_name
 from ..torch_private.operators import OpOverload
 from ..torch_private.pytree import tree_leaves, tree_map
-from ..tracing.nodes import empty_like, tensors_of, traffic_bytes, value_of
+from ..tracing.nodes import bodies_of, empty_like, tensors_of, traffic_bytes, value_of
 from ..tracing.regions import autocast_of
 
 FLOPS_PER_BYTE = 5.0  # a core does about this many operations in the time of moving one byte
@@ -42,20 +43,19 @@ def signature(node: fx.Node) -> tuple[Any, ...]:
     return (str(node.target), str(described), str(node.meta.get("autocast")))
 
 
-def body_of(node: fx.Node) -> fx.Graph | None:
-    """The graph that a higher-order operation runs (the first of several); None for an ordinary one."""
-    for used in node.all_input_nodes:
-        if used.op == "get_attr":
-            owner: Any = used.graph.owning_module
-            body = cast(nn.Module, owner).get_submodule(str(used.target))
-            return body.graph if isinstance(body, fx.GraphModule) else None
-    return None
+def _turns(node: fx.Node) -> int:
+    """How often a higher-order operation runs its graph: once for each row, in scan and map."""
+    place = {"scan": 2, "map_impl": 1}.get(higher_order_name(node.target) or "")
+    if place is None:
+        return 1
+    rows: Any = node.args[place]
+    return int(value_of(rows[0]).shape[0])
 
 
 def _work(node: fx.Node, precision: Precision) -> float:
-    body = body_of(node)
-    if body is not None:
-        return sum(_work(inner, precision) for inner in compute_nodes(body))
+    if bodies := bodies_of(node):
+        most = max(sum(_work(inner, precision) for inner in compute_nodes(body.graph)) for body in bodies)
+        return _turns(node) * most
     if not isinstance(node.target, OpOverload):
         return 0.0  # access to one of several results
     key = (*signature(node), precision)

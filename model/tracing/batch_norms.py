@@ -29,10 +29,10 @@ def settle_batch_norms(graph: fx.Graph) -> None:
         if kind is not _INSTANCE_NORM and kind not in _BATCH_NORMS:
             continue
         with graph.inserting_before(node):
-            node.args = (graph.call_function(settled, (node.args[0],)), *node.args[1:])
+            node.args = (graph.call_function(with_plain_strides, (node.args[0],)), *node.args[1:])
         with graph.inserting_after(node):
             hooked = graph.call_function(
-                _contiguous_gradient if kind is _INSTANCE_NORM else _settled_gradient, (node,)
+                _contiguous_gradient if kind is _INSTANCE_NORM else _gradient_with_plain_strides, (node,)
             )
         hooked.meta = dict(node.meta)
         for user in list(node.users):
@@ -40,7 +40,7 @@ def settle_batch_norms(graph: fx.Graph) -> None:
                 user.replace_input_with(node, hooked)
 
 
-def settled(tensor: Tensor) -> Tensor:
+def with_plain_strides(tensor: Tensor) -> Tensor:
     """`tensor`, copied if it is channels-last with strides that do not tell so."""
     form = _CHANNELS_LAST.get(tensor.ndim)
     if form is None or 1 not in tensor.shape or tensor.is_contiguous():
@@ -51,8 +51,8 @@ def settled(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride() == plain else tensor.clone(memory_format=form)
 
 
-def _settled_gradient(result: Any) -> Any:
-    return _hooked(result, settled)
+def _gradient_with_plain_strides(result: Any) -> Any:
+    return _hooked(result, with_plain_strides)
 
 
 def _contiguous_gradient(result: Any) -> Any:

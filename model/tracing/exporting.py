@@ -39,12 +39,17 @@ from .source import is_library, user_call
 
 Program = torch.export.ExportedProgram
 
+TRANSFORM = (
+    "transforms of torch.func (vmap, grad, jvp) and associative_scan, built on them, are not traced: "
+    "write their result out, with operations that take a further dimension (broadcasting, einsum, cumsum) or "
+    "a loop"
+)
 _HINTS = (
     (
         ("data-dependent", "DataDependent"),
         "control flow on a tensor's values has no single graph: use torch.where or a mask",
     ),
-    (("functorch", "BatchedTensor"), "transforms of torch.func are not traced: write their result out"),
+    (("functorch", "BatchedTensor"), TRANSFORM),
     (
         ("Device Propagation", "compiled with CUDA"),
         "forward names a device: take that of an input (x.device), as sections run where Makara puts them",

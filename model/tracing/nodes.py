@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from ..torch_private.pytree import tree_leaves
 from ..torch_private.storages import storage_key
@@ -30,6 +30,14 @@ def tensors_of(nodes: Iterable[fx.Node]) -> list[Tensor]:
 def traffic_bytes(node: fx.Node) -> int:
     """The size of all that `node` reads and makes."""
     return sum(tensor.nbytes for tensor in tensors_of([*node.all_input_nodes, node]))
+
+
+def bodies_of(node: fx.Node) -> list[fx.GraphModule]:
+    """The graphs that a higher-order operation is given: both branches of torch.cond, for one."""
+    owner: Any = node.graph.owning_module
+    used = [str(used.target) for used in node.all_input_nodes if used.op == "get_attr"]
+    found = [cast(nn.Module, owner).get_submodule(name) for name in used]
+    return [body for body in found if isinstance(body, fx.GraphModule)]
 
 
 def storage_of(node: fx.Node) -> int | None:

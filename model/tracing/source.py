@@ -28,7 +28,7 @@ def stack_line(node: fx.Node) -> str | None:
 def stack_place(node: fx.Node) -> tuple[str, int] | None:
     """(file, line) of the last frame outside torch in the recorded stack of `node`."""
     found: list[tuple[str, str]] = _PLACE.findall(node.meta.get("stack_trace") or "")
-    places = [(file, int(line)) for file, line in found if not file.startswith(_TORCH + os.sep)]
+    places = [(file, int(line)) for file, line in found if not file.startswith((_TORCH + os.sep, "<"))]
     return places[-1] if places else None
 
 

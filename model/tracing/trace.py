@@ -22,7 +22,6 @@ from ..data import Batches, open_dataset
 from ..errors import UntraceableModel, UserCodeError
 from ..initialisation.initialise import Recording, record
 from ..precision import Precision, autocast
-from ..torch_private.exporting import TRANSFORMS
 from ..torch_private.fake_tensors import FakeTensor
 from ..torch_private.pytree import TreeSpec
 from ..training import Training, build_module, call_user_code, set_training_mode
@@ -33,17 +32,12 @@ from .flow import gradient_flow, outputs_with_gradient, reached_parameters
 from .functional import functionalise
 from .graph_text import digest, form, graph_lines
 from .layouts import keep_copies, refuse_strided_parts
-from .nodes import tensors_of, value_of
 from .recurrent import split_layers
+from .refusals import SPARSE, refuse_operations
 from .regions import flatten
 from .scan import refuse_unheld
 from .source import stack_line
 from .updates import BufferUpdate, isolate, settle
-
-_SPARSE = (
-    "a sparse tensor, which has no memory that could be sent or laid out. Use dense matrices, or index_add "
-    "and scatter_add over lists of edges"
-)
 
 
 @dataclass(frozen=True)
@@ -103,7 +97,7 @@ def trace(training: Training, m: int, seed: int = 0, precision: Precision = "fp3
         built, recording = call_user_code("Training.model", record, lambda: build_module(training), seed)
     except UserCodeError as error:
         if "Cannot access storage of Sparse" in error.message:
-            raise UserCodeError(f"Training.model: it makes {_SPARSE}", error.traceback) from error
+            raise UserCodeError(f"Training.model: it makes {SPARSE}", error.traceback) from error
         if "UninitializedParameter" not in error.message:
             raise
         raise UserCodeError(
@@ -140,8 +134,7 @@ def _describe(
     inputs = groups[InputKind.USER_INPUT]
     out_spec = program.call_spec.out_spec
     assert out_spec is not None, "an exported program says how its outputs nest"
-    _refuse_values_in_python(program.graph)
-    _refuse_sparse(program.graph)
+    refuse_operations(program.graph_module)
     constants = settle_constants(
         program, model, recording.fake_mode, groups[InputKind.CONSTANT_TENSOR], {**parameters, **buffers}
     )
@@ -243,37 +236,6 @@ def _refuse_scripted(model: nn.Module) -> None:
                 f"Training.model: {which} scripted or traced by torch.jit, which torch.export does not read. "
                 "Return it without torch.jit.script or torch.jit.trace"
             )
-
-
-def _refuse_sparse(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if any(value.layout != torch.strided for value in tensors_of([node])):
-            raise UntraceableModel(f"forward makes {_SPARSE}", stack_line(node))
-
-
-def _refuse_values_in_python(graph: fx.Graph) -> None:
-    for node in graph.nodes:
-        if getattr(node.target, "__module__", "") == TRANSFORMS:
-            raise UntraceableModel(
-                "transforms of torch.func (vmap, grad, jvp) are not traced: write their result out",
-                stack_line(node),
-            )
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.item.default):
-        _refuse_symbol(node)
-    for node in graph.nodes:
-        value = value_of(node)
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            _refuse_symbol(node)
-        if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
-            _refuse_symbol(node)
-
-
-def _refuse_symbol(node: fx.Node) -> None:
-    raise UntraceableModel(
-        f"{node.target} makes a Python number or a shape from the values of a tensor; keep it a tensor "
-        "(torch.where, masks, multiplication)",
-        stack_line(node),
-    )
 
 
 def _canonical_text(traced: TracedModel) -> str:

@@ -16,6 +16,8 @@ from agreement import WIDTH, agree, training_of
 from makara.model.errors import UntraceableModel
 from makara.model.tracing.trace import trace
 from torch import Tensor, nn
+from torch._higher_order_ops import associative_scan, while_loop
+from torch._higher_order_ops import map as torch_map
 from torch.utils.checkpoint import checkpoint
 
 
@@ -110,6 +112,30 @@ def with_gradient(m: Any, x: Tensor) -> Tensor:
     return x + slope
 
 
+def with_slope(m: Any, x: Tensor) -> Tensor:
+    return x + torch.func.grad(lambda v: m.second(v).square().sum())(x)
+
+
+def summed_up(m: Any, x: Tensor) -> Tensor:
+    return associative_scan(lambda one, other: one + other, x, 0, combine_mode="generic")
+
+
+def repeated(m: Any, x: Tensor) -> Tensor:
+    return while_loop(lambda v: v.sum() < 3, lambda v: (m.second(v),), (x,))[0]
+
+
+def drawing_in_a_branch(m: Any, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda v: nn.functional.dropout(v), lambda v: v * 2.0, (x,))
+
+
+def drawing_in_a_map(m: Any, x: Tensor) -> Tensor:
+    return torch_map(lambda row: nn.functional.dropout(row), x)
+
+
+def vmap_in_a_branch(m: Any, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda v: torch.vmap(torch.tanh)(v), lambda v: v * 2.0, (x,))
+
+
 @pytest.mark.parametrize(
     ("between", "message", "line"),
     [
@@ -143,12 +169,18 @@ def with_gradient(m: Any, x: Tensor) -> Tensor:
         (lambda m, x: x * m.second.weight[0].data, r"x\.detach\(\) for x\.data", "m.second.weight[0].data"),
         (lambda m, x: m.hidden[0](x), r"hidden\[0\]\.weight, which is not registered", "m.hidden[0](x)"),
         (lambda m, x: torch.vmap(m.second)(x), r"transforms of torch\.func", "torch.vmap(m.second)(x)"),
+        (summed_up, r"associative_scan.*cumsum", "associative_scan("),
+        (repeated, "while_loop runs as often as the values.*fixed number of turns", "while_loop("),
+        (drawing_in_a_branch, "dropout.*draws random numbers in a function", "torch.cond("),
+        (drawing_in_a_map, "dropout.*give the numbers to the function", "torch_map("),
+        (vmap_in_a_branch, r"transforms of torch\.func", "torch.vmap("),
         (lambda m, x: x * x.sum().item(), "aten.item.default makes a Python number", "x.sum().item()"),
         (lambda m, x: x if x.sum() > 0 else -x, "control flow", "if x.sum() > 0"),
         (lambda m, x: x + torch.ones(WIDTH, device="meta"), "names a device", 'device="meta"'),
         (lambda m, x: x * torch.from_numpy(x.detach().numpy()), "NumPy sees no values", "x.detach().numpy()"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own
 def test_what_forward_does_is_refused_with_its_line(
     between: Callable[[Any, Tensor], Any], message: str, line: str
 ) -> None:
@@ -166,6 +198,12 @@ def test_what_forward_does_is_refused_with_its_line(
     assert line in error.call
     with pytest.raises(UntraceableModel, match=message):
         raise error
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's own
+def test_a_gradient_by_torch_func_is_refused() -> None:
+    with pytest.raises(UntraceableModel, match=r"transforms of torch\.func"):
+        raise refused(running(with_slope))
 
 
 def remembering(m: Any, x: Tensor) -> Tensor:

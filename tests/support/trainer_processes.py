@@ -541,7 +541,10 @@ def _flip(told: Path) -> None:
         name, tensor = draw.choice(sorted((n, t) for n, t in tensors.items() if t.is_floating_point()))
         bit = int(draw.choice(order.split()[2:]))
         flat = tensor.detach().view(-1)
-        flat.view(torch.int32)[draw.randrange(flat.numel())] ^= -(1 << 31) if bit == 31 else 1 << bit
+        # In a smaller element the flip may vanish: the next gradient's square may exceed it by its precision.
+        sizes = flat.abs()
+        large = (sizes >= sizes[sizes > 0].median()).nonzero().flatten().tolist() if sizes.any() else [0]
+        flat.view(torch.int32)[draw.choice(large)] ^= -(1 << 31) if bit == 31 else 1 << bit
         logging.info("step %d: bit %d of an element of %s flips", step, bit, name)
         told.unlink()
         told.with_suffix(".flipped").write_text(str(step))

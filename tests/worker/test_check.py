@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import control_flow
 import coupled_models
 import frozen_models
 import models
@@ -488,3 +489,22 @@ def test_the_command_needs_an_entrypoint(tmp_path: Path, capsys: pytest.CaptureF
     assert cli.main(["check"]) == 2
     assert "module:function" in capsys.readouterr().err
     assert cli.main(["check", "train:build", "--workdir", str(tmp_path / "none")]) == 2
+
+
+def once(layer: type[nn.Module]) -> Callable[[], Training]:
+    class Small(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([layer()])
+
+    return lambda: sound(model=Small)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("layer", [control_flow.Branches, control_flow.Scans, control_flow.Maps])
+def test_a_model_with_control_flow_of_torch_is_its_pieces(layer: type[nn.Module]) -> None:
+    """Found: the check broke off."""
+    report = examine(once(layer)(), num_sections=2)
+    assert report["findings"] == []
+    assert report["not_compared"] is None
+    assert max(report["largest_differences"].values()) < 1e-6

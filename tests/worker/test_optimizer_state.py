@@ -224,6 +224,7 @@ def test_state_that_a_death_would_lose_is_named(chain: Sections, what: str) -> N
     assert text.startswith("Training.optimizer: ")
     assert path in text
     assert "Training(schedule=...)" in text
+    assert "may be in a hook of the step" in text
 
 
 # ---- what passes -------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from .coupling import LOSS, judge_coupling, loss_couples, made_up_outputs
 from .findings import TOLERANCE, Report
 from .global_state import Watch
 from .memory import Needs, refusal
+from .neighbours import compare_neighbours
 from .optimizers import check_optimizer
 from .second_reading import SecondReading, second_reading
 from .single_sections import run_sections
@@ -44,7 +45,7 @@ _OWN_FAULT = (
 
 
 class CheckSettings(BaseModel):
-    """What of the job's specification the check depends on."""
+    """The part of the job's specification that the check depends on."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -64,7 +65,7 @@ class CheckSettings(BaseModel):
 def check(
     training: Training, settings: CheckSettings, folder: Path, reading: SecondReading | None = None
 ) -> dict[str, Any]:
-    """What the model is, and what the dry run found (`findings`; none when all is well).
+    """Describe the model and the dry run (`findings`: none when all is well).
 
     The step is compared in fp32 whatever the job's precision: what is looked for is no matter of rounding.
     `folder`: of the user's files. `reading`: another process, whose samples must be the same. Raises
@@ -82,7 +83,8 @@ def check(
     opened_s = time.perf_counter() - before
     batches = Batches(dataset, settings.seed, NUM_MICRO_BATCHES * m, m)
     needs = Needs(chain)
-    left_out = _keep_apart(watch, report) or _unwanted(settings, needs)
+    leaks = _keep_apart(watch, report)
+    left_out = leaks or _unwanted(settings, needs)
     no_memory = refusal(needs.whole_bytes(), settings.memory_bytes) if left_out is None else None
     left_out, not_run = left_out or no_memory, None
     if left_out is None:
@@ -90,14 +92,9 @@ def check(
         stage("comparing one step in sections with one of your module")
         Comparison(training, plain, batches, settings.seed, watch, report).run()
     else:
-        stage("running single sections")
         first = 0 if no_memory else chain.num_sections - 1
-        limit = settings.memory_bytes
-        batch = batches.micro_batch(0, 0)
-        note, not_run = run_sections(chain, training, settings.seed, batch, limit, needs, first)
-        report.notes += [note] if note else []
-        if not report.findings:
-            _try_loss_alone(training, chain.traced, batches, report)
+        pairs = settings.compare and not leaks
+        not_run = _run_parts(training, chain, settings, batches, needs, report, first, pairs)
     judge_coupling(report, m, settings.microbatch_size is not None, settings.global_batch_size)
     if reading is not None and not report.blames("Training.dataset"):
         reading.compare(dataset, settings.seed, opened_s, report)
@@ -130,7 +127,7 @@ def _cut_first(training: Training, settings: CheckSettings) -> Sections:
 
 
 def _of_size(m: int, settings: CheckSettings) -> list[str]:
-    """What there is to say of an m that batch norm and the global batch call for."""
+    """Notes on an m that batch norm and the global batch call for."""
     batch = settings.global_batch_size
     if settings.microbatch_size is not None or batch is None or m <= 2:
         return []
@@ -180,6 +177,31 @@ def _unwanted(settings: CheckSettings, needs: Needs) -> str | None:
             f"it would take about {seconds:.0f} s on this machine; `makara check` takes as long as it needs"
         )
     return None
+
+
+def _run_parts(
+    training: Training,
+    chain: Sections,
+    settings: CheckSettings,
+    batches: Batches,
+    needs: Needs,
+    report: Report,
+    first: int,
+    pairs: bool,
+) -> str | None:
+    """Run the sections from `first` on one by one, `pairs` of them with their cut and without, and the loss.
+    Returns why the last section was not run, or None."""
+    stage("running single sections")
+    batch, limit = batches.micro_batch(0, 0), settings.memory_bytes
+    note, not_run = run_sections(chain, training, settings.seed, batch, limit, needs, first)
+    report.notes += [note] if note else []
+    if pairs:
+        stage("comparing neighbouring sections with the two joined")
+        seconds = settings.max_seconds
+        compare_neighbours(chain, training, settings.seed, batch, needs, report, limit, seconds)
+    if not report.findings:
+        _try_loss_alone(training, chain.traced, batches, report)
+    return not_run
 
 
 def _try_loss_alone(training: Training, traced: TracedModel, batches: Batches, report: Report) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...model.data import Batches
 from ...model.errors import UserCodeError
 from ...model.seeds import preserved_randomness, seed64, seed_everything
+from ...model.torch_private.higher_order import run_as_python
 from ...model.tracing.calling import forward_call
 from ...model.tracing.trace import TracedModel
 from ...model.training import Training, build_module, call_user_code, set_training_mode, sum_and_weight
@@ -80,7 +81,7 @@ class EagerModel:
         return CheckedStep(tuple(losses), gradients, buffers)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """What one optimizer over the whole model makes of the step: clipping, schedule, update, buffers."""
+        """Apply the step with one optimizer over the whole model: clipping, schedule, update, buffers."""
         self._rates.set(step)
         limit = self._training.clip_grad_norm
         # Of the gradients as they were summed, before a parameter of few bits rounds them.
@@ -95,13 +96,15 @@ class EagerModel:
         self.set_buffers(buffers)
 
     def output(self, batch: Mapping[str, Tensor]) -> Any:
-        """What the module returns for a batch, of any size that it takes."""
+        """The module's output for a batch, of any size that it takes."""
         call = forward_call(self.module, batch, self._training.forward_kwargs)
-        return call_user_code("the model's forward", lambda: self.module(**call.arguments(batch)))
+        with run_as_python():
+            return call_user_code("the model's forward", lambda: self.module(**call.arguments(batch)))
 
     def loss(self, output: Any, batch: Mapping[str, Tensor]) -> Any:
-        """What the user's loss returns."""
-        return call_user_code("Training.loss", self._training.loss, output, dict(batch))
+        """The result of the user's loss."""
+        with run_as_python():
+            return call_user_code("Training.loss", self._training.loss, output, dict(batch))
 
     def _micro_batch(self, step: int, i: int, found: dict[str, list[Tensor]]) -> tuple[float, float]:
         """Adds to `found` the buffers as forward leaves them."""
@@ -113,7 +116,8 @@ class EagerModel:
         buffers = dict(self.module.named_buffers())
         for name, buffer in buffers.items():
             found.setdefault(name, []).append(buffer.detach().clone())
-        call_user_code("the loss's backward", total.backward)
+        with run_as_python():  # checkpointed parts of forward run once more
+            call_user_code("the loss's backward", total.backward)
         changed = {name for name, buffer in buffers.items() if not torch.equal(buffer, found[name][-1])}
         self.changed_by_backward |= changed
         return float(total.detach()), float(weight)

@@ -1,4 +1,4 @@
-"""What a dry run says: findings, and how far two tensors that should be equal are apart."""
+"""The report of a dry run: findings, and how far two tensors that should be equal are apart."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was compared. `largest`: the largest relative difference of each kind of tensor. `batch_coupled`:
-    where the samples of a micro-batch depend on each other, in the loss or in forward."""
+    """The result of a comparison. `largest`: the largest relative difference of each kind of tensor.
+    `batch_coupled`: where the samples of a micro-batch depend on each other, in the loss or in forward."""
 
     findings: list[Finding] = field(default_factory=list[Finding])
     notes: list[str] = field(default_factory=list[str])

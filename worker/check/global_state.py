@@ -50,7 +50,7 @@ class Watch:
         )
 
     def leaked(self) -> list[str]:
-        """What holds a fake tensor after tracing: a value that forward stored outside the model."""
+        """The holders of fake tensors after tracing: of values that forward stored outside the model."""
         named = self._named(None)
         return [
             name

@@ -24,7 +24,15 @@ from ...model.torch_private.optimizer_hooks import num_writes, step_hooks
 from ...model.training import Training, call_user_code
 from .findings import Report, some
 from .reachable import Value, reachable
-from .small_optimizers import LIFE, LIVES, Gradient, Life, SmallOptimizers, differ, unequal_entries
+from .small_optimizers import (
+    NUM_STEPS,
+    SEQUENCES,
+    Gradient,
+    GradientSequence,
+    SmallOptimizers,
+    differ,
+    unequal_entries,
+)
 
 _FIELD = "Training.optimizer"
 _MOVES = (
@@ -32,7 +40,8 @@ _MOVES = (
 )
 _REMEDY = (
     "Give a schedule of learning rates as Training(schedule=...), a function of the step. Keep other state "
-    "in `self.state[parameter]`, or as numbers in attributes and parameter groups of the optimizer"
+    "in `self.state[parameter]`, or as numbers in attributes and parameter groups of the optimizer. Whatever "
+    "only watches may be in a hook of the step"
 )
 _CALLS = 1000  # of a hook, to see whether it ever changes anything
 
@@ -43,33 +52,35 @@ def check_kept_state(
     """Raises `UserCodeError` when an optimizer keeps state that cannot be saved."""
     watching: set[object] = set()
     for section in sections:
-        for life in LIVES:
+        for sequence in SEQUENCES:
             with preserved_randomness():
-                _Trial(SmallOptimizers(training, tensors, [section]), life, watching).run(section, report)
+                _Trial(SmallOptimizers(training, tensors, [section]), sequence, watching).run(section, report)
             if report.blames(_FIELD):
                 return
 
 
 class _Trial:
-    """One optimizer lives, is saved, and lives on, as does a new one that got its state."""
+    """One optimizer runs and is saved; then it goes on, and so does a new one that got its state."""
 
-    def __init__(self, old: SmallOptimizers, life: Life, watching: set[object]) -> None:
+    def __init__(self, old: SmallOptimizers, sequence: GradientSequence, watching: set[object]) -> None:
         """`watching`: hooks that earlier trials found to only watch; it adds to them."""
         self._old = old
         self._watching = watching
-        self._life = _seeded(life)
+        self._sequence = _seeded(sequence)
 
     def run(self, section: Sequence[str], report: Report) -> None:
         born = reachable(self._old.first)
-        deque(self._play(self._old, 0), maxlen=0)
+        deque(self._continue(self._old, 0), maxlen=0)
         saved = reachable(self._old.first)
         new = self._old.reloaded()
         apart: list[str] = []
-        lived = 0
-        for one, other in zip(self._play(self._old, LIFE), self._play(new, LIFE), strict=False):
+        num_steps = 0
+        for one, other in zip(
+            self._continue(self._old, NUM_STEPS), self._continue(new, NUM_STEPS), strict=False
+        ):
             apart = apart or differ(one, other, section)
-            lived += 1
-        unequal = unequal_entries(self._old, new) if lived == LIFE else []
+            num_steps += 1
+        unequal = unequal_entries(self._old, new) if num_steps == NUM_STEPS else []
         lost = _lost(born, saved, reachable(self._old.first), reachable(new.first))
         hooks = {value.hook for value in lost.values()}
         watching = {hook for hook in hooks if hook is not None and self._only_watches(new.first, *hook)}
@@ -93,16 +104,16 @@ class _Trial:
             self._watching.add(key)
         return key in self._watching
 
-    def _play(self, optimizer: SmallOptimizers, begin: int) -> Iterator[dict[str, Tensor]]:
-        return optimizer.play(self._life, begin=begin)
+    def _continue(self, optimizer: SmallOptimizers, begin: int) -> Iterator[dict[str, Tensor]]:
+        return optimizer.run(self._sequence, begin=begin)
 
 
-def _seeded(life: Life) -> Life:
+def _seeded(sequence: GradientSequence) -> GradientSequence:
     """Both optimizers draw the same numbers in a step from the generators that all share."""
 
     def gradients(step: int) -> Gradient:
         seed_everything(seed64("probe step", step))
-        return life(step)
+        return sequence(step)
 
     return gradients
 

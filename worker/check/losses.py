@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ...model.data import Sample
 from ...model.errors import UserCodeError
+from ...model.torch_private.higher_order import run_as_python
 from ...model.torch_private.modules import BatchNorm
 from ...model.torch_private.pytree import tree_leaves
 from ...model.training import Loss, Training, sum_and_weight
@@ -137,7 +138,7 @@ def _gradients(
         return torch.cat([value.flatten()[::stride].double() for value in found])
 
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
-    with _running_statistics(eager.module), numbers:
+    with _running_statistics(eager.module), numbers, run_as_python():
         return torch.stack([gradient(batch) for batch in batches], dim=1), gradient(joined)
 
 
@@ -186,7 +187,8 @@ def _blame_weights(fitted: Sequence[float], share: Sequence[float], declared: bo
 
 def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
     """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
-    loss: Any = training.loss(output, batch)
+    with run_as_python():
+        loss: Any = training.loss(output, batch)
     total, _ = sum_and_weight(loss)
     if not isinstance(total, Tensor):
         return loss

@@ -1,4 +1,4 @@
-"""What a dry run would need of this machine, memory and time, from shapes alone.
+"""The memory and time that a dry run would need on this machine, from shapes alone.
 
 The graph is run on fake tensors, which take the way that real ones take, and all results that have memory of
 their own are counted, inside composite operators too: attention with dropout holds its scores several times
@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from ...model.partition.flops import compute_nodes, work_per_node
 from ...model.partition.partition import Sections
-from ...model.torch_private.dispatch import TorchDispatchMode
+from ...model.torch_private.higher_order import FunctionsSeen
 from ...model.torch_private.pytree import tree_leaves
 from ...model.torch_private.storages import storage_key
 from ...model.tracing.nodes import empty_like, value_of
@@ -33,6 +33,7 @@ _SECTION_COPIES = 7  # of a section's that runs alone, measured: 6
 _OTHER_COPIES = 16  # of buffers and constants, measured: 15 of a buffer that forward changes, 11 of others
 _ACTIVATIONS = 4  # micro-batches' worth: one on each side, and two for the loss of both together
 _FORWARDS = 17  # two on each side, each with a backward (twice the work), and four for the loss
+_TWO_PASSES = 6  # two forwards, each with a backward
 _SUSTAINED = 0.5  # part of the speed of a large product of matrices that a step reaches
 _PROBE = 512  # rows of the matrices by which the speed is measured: 2·512³ operations, a few milliseconds
 # Of the free memory: what a check may take. The rest is the interpreter's, the data set's, and others'.
@@ -52,7 +53,7 @@ def refusal(needed_bytes: int, free_bytes: int | None) -> str | None:
 
 
 class Needs:
-    """What the dry run of a model needs, whole and section by section."""
+    """The needs of a model's dry run, whole and section by section."""
 
     def __init__(self, chain: Sections) -> None:
         self._chain = chain
@@ -77,6 +78,10 @@ class Needs:
             * sum(work_per_node(compute_nodes(traced.graph), traced.precision))
             / _operations_per_s()
         )
+
+    def joined_seconds(self) -> float:
+        """Of a forward and a backward in sections, and of the same with sections joined."""
+        return self.seconds() * _TWO_PASSES / _FORWARDS
 
     def _bytes(self, copies: int, names: Iterable[str], made: Iterable[int]) -> int:
         held = sum(
@@ -106,7 +111,7 @@ def allocations(traced: TracedModel) -> dict[str, int]:
     return made
 
 
-class _NewMemory(TorchDispatchMode):
+class _NewMemory(FunctionsSeen):
     """Adds up the memory of all results that is not the memory of an earlier one."""
 
     def __init__(self, given: Iterable[Any]) -> None:
@@ -119,7 +124,7 @@ class _NewMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        returned = func(*args, **(kwargs or {}))
+        returned = self.run(func, args, kwargs or {})
         for value in tree_leaves(returned):
             if isinstance(value, Tensor) and (place := storage_key(value)) not in self._known:
                 self._known[place] = value

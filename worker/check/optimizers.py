@@ -21,11 +21,11 @@ from .global_state import Watch
 from .kept_state import check_kept_state
 from .random_numbers import FixedNumbers
 from .small_optimizers import (
-    LIFE,
-    LIVES,
-    LONG_LIFE,
+    MANY_STEPS,
+    NUM_STEPS,
+    SEQUENCES,
     Gradient,
-    Life,
+    GradientSequence,
     SmallOptimizers,
     differ,
     large,
@@ -69,8 +69,8 @@ class _Probe:
         with calls.watched(), watch.over():
             whole, parts = self._optimizers([self._all]), self._optimizers(self._sections)
             differing = self._differ(whole, parts, usual) or self._differ(whole, parts, large)
-            for life in LIVES:
-                differing = differing or self._lives_differ(life)
+            for sequence in SEQUENCES:
+                differing = differing or self._runs_differ(sequence)
         parts.check_state()
         if whole.has_modes:
             report.notes.append(_MODES)
@@ -102,14 +102,14 @@ class _Probe:
             whole.step(gradient, fixed=self._numbers), parts.step(gradient, fixed=self._numbers), self._all
         )
 
-    def _lives_differ(self, life: Life) -> list[str]:
+    def _runs_differ(self, sequence: GradientSequence) -> list[str]:
         whole, parts = self._whole_of_few(), self._optimizers(self._few)
         fixed = self._numbers if self._numbers.counts else None  # it makes each operation slower
-        lives = (optimizers.play(life, steps=LONG_LIFE, fixed=fixed) for optimizers in (whole, parts))
-        for step, (one, other) in enumerate(zip(*lives, strict=False), 1):
+        runs = (optimizers.run(sequence, steps=MANY_STEPS, fixed=fixed) for optimizers in (whole, parts))
+        for step, (one, other) in enumerate(zip(*runs, strict=False), 1):
             if names := differ(one, other, self._all):
                 return names
-            if step >= LIFE and parts.same_settings(whole):
+            if step >= NUM_STEPS and parts.same_settings(whole):
                 break
         return []
 
@@ -144,10 +144,10 @@ class _Probe:
             changed = self._one_step(times(gradient, self._source, -3.0))
             if touched := differ(plain, changed, self._others):
                 return touched
-        for life in LIVES:
-            both = (life, self._turned(life))
-            lives = (self._whole_of_few().play(one, steps=LONG_LIFE, fixed=self._numbers) for one in both)
-            for one, other in zip(*lives, strict=False):
+        for sequence in SEQUENCES:
+            both = (sequence, self._turned(sequence))
+            runs = (self._whole_of_few().run(one, steps=MANY_STEPS, fixed=self._numbers) for one in both)
+            for one, other in zip(*runs, strict=False):
                 if touched := differ(one, other, self._others):
                     return touched
         return []
@@ -155,8 +155,8 @@ class _Probe:
     def _one_step(self, gradient: Gradient) -> dict[str, Tensor]:
         return self._optimizers([self._all]).step(gradient, fixed=self._numbers)
 
-    def _turned(self, life: Life) -> Life:
-        return lambda step: times(life(step), self._source, -3.0)
+    def _turned(self, sequence: GradientSequence) -> GradientSequence:
+        return lambda step: times(sequence(step), self._source, -3.0)
 
     def _check_skipping(self, report: Report) -> None:
         """An infinite gradient in one section must not decide about the others' update."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ...model.seeds import preserved_randomness, seed64, seed_everything
-from ...model.torch_private.dispatch import TorchDispatchMode
+from ...model.torch_private.higher_order import FunctionsSeen
 from ...model.torch_private.operators import arguments_of, is_random, written_arguments
 from ...model.torch_private.pytree import tree_map
-from ...model.tracing.batch_norms import settled
+from ...model.tracing.batch_norms import with_plain_strides
 
 _BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward
 _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
@@ -31,7 +31,7 @@ _HAVE_MEANS = frozenset(
 )
 
 
-class FixedNumbers(TorchDispatchMode):
+class FixedNumbers(FunctionsSeen):
     """While entered, random operations draw what (operation, shape) decide. `expected`: what can be is drawn
     as its mean (dropout keeps all), so that the size of a batch changes nothing."""
 
@@ -47,11 +47,11 @@ class FixedNumbers(TorchDispatchMode):
         kwargs = kwargs or {}
         kind = getattr(func, "overloadpacket", None)
         if kind is _BATCH_NORM_BACKWARD:
-            args = (settled(args[0]), settled(args[1]), *args[2:])
+            args = (with_plain_strides(args[0]), with_plain_strides(args[1]), *args[2:])
         elif kind is _GROUP_NORM_BACKWARD and not args[-1][0]:  # the mask: the input's gradient is not wanted
             return None, *func(*args[:-1], [True, *args[-1][1:]], **kwargs)[1:]
         if not is_random(func, args, kwargs):
-            return func(*args, **kwargs)
+            return self.run(func, args, kwargs)
         given = arguments_of(func, args, kwargs)
         name = func.overloadpacket.__name__.removesuffix("_")
         self.counts[name] += 1

@@ -1,4 +1,4 @@
-"""What an optimizer and its hooks can reach and may change while they train, each value under its path.
+"""The values that an optimizer and its hooks can reach and may change in training, each under its path.
 
 A path reads like `register_step_post_hook: <lambda> closure 'scheduler'.last_epoch`. Left out are weights,
 their state, and the optimizer's own settings, which are saved.

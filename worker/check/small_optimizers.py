@@ -28,12 +28,12 @@ from .random_numbers import FixedNumbers
 
 Gradient = Callable[[str, Tensor], Tensor]
 """(a parameter's name, its value) -> its gradient."""
-Life = Callable[[int], Gradient]
+GradientSequence = Callable[[int], Gradient]
 """The gradients of each step."""
 
-LIFE = 20
-"""Steps of a life; caches that go round are full by then."""
-LONG_LIFE = 200
+NUM_STEPS = 20
+"""Steps of a run; caches that go round are full by then."""
+MANY_STEPS = 200
 """Steps in which an estimate of a step size that begins at 1e-6 grows until it moves weights."""
 WEIGHT = 0.05
 """Standard deviation of the stand-ins."""
@@ -82,14 +82,19 @@ class SmallOptimizers:
             changes |= {name: parameters[name].detach() - old for name, old in before.items()}
         return changes
 
-    def play(
-        self, life: Life, begin: int = 0, steps: int = LIFE, *, fixed: FixedNumbers | None = None
+    def run(
+        self,
+        sequence: GradientSequence,
+        begin: int = 0,
+        steps: int = NUM_STEPS,
+        *,
+        fixed: FixedNumbers | None = None,
     ) -> Iterator[dict[str, Tensor]]:
-        """The changes of some steps of a life. An optimizer that raises later than in its first steps ends
-        its life there: its own schedule may be over."""
+        """The changes in some steps. A run ends where an optimizer raises, if that is later than in its first
+        steps: its own schedule may be over."""
         for step in range(begin, begin + steps):
             try:
-                yield self.step(life(step), fixed=fixed)
+                yield self.step(sequence(step), fixed=fixed)
             except UserCodeError:
                 if step < _SURELY_RUNS:
                     raise
@@ -185,12 +190,12 @@ def times(gradient: Gradient, source: str, factor: float) -> Gradient:
 
 
 def noise(step: int) -> Gradient:
-    """A life of gradients that have nothing to do with each other."""
+    """Gradients that have nothing to do with each other."""
     return lambda name, value: normal(f"gradient {step}", name, value.shape) * WEIGHT
 
 
 def descent(step: int) -> Gradient:
-    """A life that gets somewhere: on a quadratic, where all gradients lead to one point."""
+    """Gradients that lead to one point: those of a quadratic."""
     del step
 
     def gradient(name: str, value: Tensor) -> Tensor:
@@ -200,7 +205,7 @@ def descent(step: int) -> Gradient:
     return gradient
 
 
-LIVES: tuple[Life, ...] = (noise, descent)
+SEQUENCES: tuple[GradientSequence, ...] = (noise, descent)
 
 
 def normal(what: str, name: str, shape: Sequence[int]) -> Tensor:

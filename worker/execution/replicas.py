@@ -31,16 +31,16 @@ from .blocking import Interrupted
 from .staging import Staged, Stager
 
 Hashes = Mapping[int, int]
-"""Of each section that a worker hosts."""
+"""The hash of each section that a worker hosts."""
 
 Compared = Mapping[int, Sequence[Sequence[int]]]
-"""Of each section, the groups of ranks among its hosts that must hold the same bits."""
+"""For each section, the groups of ranks among its hosts that must hold the same bits."""
 
 Origins = Sequence[dict[int, str]]
 """For each rank, {section that was copied: the worker whose state it is}, until all bytes were compared."""
 
 Differing = Mapping[int, tuple[set[int], bool]]
-"""Of each section whose hosts differ, the suspected ranks, and whether most hosts agree."""
+"""For each section whose hosts differ, the suspected ranks, and whether most hosts agree."""
 
 
 class CorruptState(Interrupted):
@@ -55,8 +55,8 @@ class CorruptState(Interrupted):
 
 
 def compared_hosts(plan: Plan, bits: Sequence[str]) -> dict[int, list[list[int]]]:
-    """`bits`: of each rank; those for which it is equal compute the same bits. A host that has no other like
-    it is in no group."""
+    """For each section, the groups of hosts that compute the same bits: those whose `bits` are equal (one
+    value for each rank). A host without an equal is in no group."""
     groups: dict[int, list[list[int]]] = {}
     for section in range(plan.num_sections):
         by_bits: dict[str, list[int]] = {}
@@ -69,7 +69,7 @@ def compared_hosts(plan: Plan, bits: Sequence[str]) -> dict[int, list[list[int]]
 def differing(compared: Compared, hashes: Sequence[Hashes], origins: Origins = ()) -> Differing:
     """The sections whose hosts differ. `hashes`: of each rank.
 
-    Suspected is who differs from most hosts of its group; where no hash has a majority, the whole group. A
+    A host is suspected if it differs from most hosts of its group; without a majority, the whole group is. A
     host and the copies of its state count once: what was wrong in it is wrong in its copies.
     """
     found: dict[int, tuple[set[int], bool]] = {}
@@ -94,7 +94,7 @@ def corruption_of(
     members: Sequence[str],
     found: Differing,
 ) -> Corruption:
-    """What is told of it; `found` by `differing`, empty if hashes could not be shown."""
+    """The report of a difference; `found`: by `differing`, empty if hashes could not be exchanged."""
     suspects = sorted({rank for ranks, _ in found.values() for rank in ranks})
     return Corruption(
         generation=generation,

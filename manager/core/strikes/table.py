@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 
 class Kind(StrEnum):
-    """What failed."""
+    """The kinds of failures."""
 
     BREAK = "break"
     COMMAND = "command"
@@ -42,7 +42,7 @@ class Kind(StrEnum):
 
 
 class Progress(StrEnum):
-    """What forgives strikes. All that is journalled is forgiven when a person has an ended job go on."""
+    """The progress that forgives strikes. All that is journalled is forgiven when a user resumes the job."""
 
     CREATED = "a VM that is created there"
     FORMED = "a generation that forms with both"
@@ -62,7 +62,7 @@ class Progress(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a strike of one kind is, and what follows."""
+    """One kind of strike, and its consequence."""
 
     what: str  # the failure
     subject: str = "the job"  # whose strikes are counted
