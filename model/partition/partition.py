@@ -19,11 +19,10 @@ from typing import Any
 from torch import Tensor, fx
 
 from ..precision import dtype_name
-from ..tracing.batch_norms import settle_batch_norms
 from ..tracing.flow import gradient_flow
-from ..tracing.group_norms import settle_group_norms
 from ..tracing.layouts import memory_order
 from ..tracing.nodes import value_of
+from ..tracing.norms import settle_batch_norms, settle_group_norms
 from ..tracing.regions import enter_regions
 from ..tracing.trace import TracedModel
 from .blocks import section_labels

@@ -26,6 +26,7 @@ from models import LONG_NAPS_FROM, NO_NAPS
 TIMEOUT_S = 300.0
 NUM_LONG = 5  # steps at the end of a job
 HERE = Path(__file__).parent
+_LONGEST_PAUSE_S = 0.3
 _PAUSE = threading.Event()  # never set: waiting on it is how this file polls other processes
 
 
@@ -231,10 +232,11 @@ def wait_for(
     pause_s: float = 0.1,
     timeout_s: float | None = None,
 ) -> None:
-    """Poll another process's visible state. Raises `AssertionError` with `details()` after `timeout_s`, which
-    is `TIMEOUT_S` unless told otherwise."""
+    """Poll another process's visible state, ever less often: to look costs both processes more than a trainer
+    takes for its steps. Raises `AssertionError` with `details()` after `timeout_s`, or `TIMEOUT_S`."""
     limit_s = TIMEOUT_S if timeout_s is None else timeout_s
     deadline = time.monotonic() + limit_s
     while not check():
         assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}\n{details()}"
         _PAUSE.wait(pause_s)
+        pause_s = min(1.2 * pause_s, max(pause_s, _LONGEST_PAUSE_S))

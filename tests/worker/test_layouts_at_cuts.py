@@ -13,7 +13,7 @@ import torch
 from coupled_models import sound
 from makara.model.data import Batches
 from makara.model.partition.partition import choose_cuts, split
-from makara.model.tracing.group_norms import settle_group_norms
+from makara.model.tracing.norms import settle_group_norms
 from makara.model.tracing.trace import TracedModel, trace
 from makara.worker import Training
 from makara.worker.check.check import CheckSettings, check

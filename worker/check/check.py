@@ -26,6 +26,7 @@ from ...model.tracebacks import first_line, whole
 from ...model.tracing.trace import TracedModel, trace
 from ...model.training import Training, load_entrypoint
 from ...protocol.answers import write_answer
+from ...protocol.stages import stage
 from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
 from .coupling import LOSS, judge_coupling, loss_couples, made_up_outputs
 from .findings import TOLERANCE, Report
@@ -35,7 +36,6 @@ from .neighbours import compare_neighbours
 from .optimizers import check_optimizer
 from .second_reading import SecondReading, second_reading
 from .single_sections import run_sections
-from .stages import stage
 
 _NO_TRACEBACK = {"traceback": None, "whole_traceback": None}
 _OWN_FAULT = (

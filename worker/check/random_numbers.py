@@ -21,7 +21,7 @@ from ...model.seeds import preserved_randomness, seed64, seed_everything
 from ...model.torch_private.higher_order import FunctionsSeen
 from ...model.torch_private.operators import arguments_of, is_random, written_arguments
 from ...model.torch_private.pytree import tree_map
-from ...model.tracing.batch_norms import with_plain_strides
+from ...model.tracing.norms import with_plain_strides
 
 _BATCH_NORM_BACKWARD = torch.ops.aten.native_batch_norm_backward
 _GROUP_NORM_BACKWARD = torch.ops.aten.native_group_norm_backward
