@@ -39,7 +39,7 @@ _READ_AT_START = {
 _OWN_OUTPUT = {"p2cread": -1, "c2pwrite": -1, "errwrite": -1}
 _FORK = signal.SIGRTMIN + 5
 _asked: SimpleQueue[tuple[Callable[[], int], Future[int]]] = SimpleQueue()
-_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_PR_SET_MM, _PR_SET_MM_MAP, _PR_SET_MM_MAP_SIZE = 35, 14, 15
 
 
 def fork_programs() -> None:
@@ -76,9 +76,8 @@ class ForkingPopen(subprocess.Popen[Any]):
     def _can_fork(
         self, _program: list[str], given: Mapping[str, Any], environment: Mapping[str, str]
     ) -> bool:
-        return not any(given[name] for name in _NOT_FORKED) and all(
-            environment.get(name) == before for name, before in _READ_AT_START.items()
-        )
+        same = all(environment.get(name) == before for name, before in _READ_AT_START.items())
+        return same and not any(given[name] for name in _NOT_FORKED) and _can_show_in_proc()
 
     def _fork(self, program: list[str], given: Mapping[str, Any], environment: dict[str, str]) -> int:
         return _in_main_thread(partial(_fork, program, given, environment))
@@ -89,7 +88,7 @@ _PARAMETERS = inspect.signature(subprocess.Popen._execute_child)  # pyright: ign
 
 def _execute(path: str, arguments: Sequence[str], *, execv: Callable[..., NoReturn] = os.execv) -> NoReturn:
     program = _program(arguments)
-    if program is None:
+    if program is None or not _can_show_in_proc():
         execv(path, arguments)
     given = {"args": arguments, "cwd": None, "start_new_session": False, "pass_fds": (), **_OWN_OUTPUT}
     live(program, given, dict(os.environ), signal.pthread_sigmask(signal.SIG_BLOCK, ()))
@@ -235,6 +234,15 @@ class _MemoryMap(ctypes.Structure):
 
 
 _shown: ctypes.Array[ctypes.c_char]
+
+
+@cache
+def _can_show_in_proc() -> bool:
+    """Whether this kernel knows PR_SET_MM_MAP, with such a structure. Elsewhere programs are executed."""
+    size = ctypes.c_uint()
+    given = (_PR_SET_MM_MAP_SIZE, ctypes.addressof(size), 0, 0)
+    known = sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_MM, *map(ctypes.c_ulong, given)) == 0
+    return known and size.value == ctypes.sizeof(_MemoryMap)
 
 
 def _show_in_proc(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What runs a user's code for a command, `makara check` above all, is a fork of the warm fork server.
+"""Programs that run a user's code for a command, such as `makara check`, are forks of the warm fork server.
 
 The seed of hashes is the same in all of them; a second reading of the data is executed, with its own.
 """
@@ -14,9 +14,7 @@ from typing import Any
 
 from forking import ForkingPopen, live
 
-_MOST_BYTES = (
-    1 << 16
-)  # of a variable: what may be too long to start a process with is for the kernel to refuse
+_MOST_BYTES = 1 << 16  # of a variable: the kernel refuses to execute programs with longer ones
 
 
 class WarmPopen(ForkingPopen):
