@@ -26,9 +26,11 @@ _STRIDED = {_aten.as_strided, _aten.as_strided_, _aten.as_strided_copy, _aten.as
 
 def memory_order(traced: Tensor) -> tuple[int, ...] | None:
     """The dimensions of a tensor from the outermost in memory to the innermost; None if it is contiguous."""
+    if traced.is_contiguous():
+        return None
     strides = torch.empty_like(traced).stride()  # of dense memory, in this order
     order = tuple(sorted(range(traced.ndim), key=lambda dimension: -strides[dimension]))
-    return None if traced.is_contiguous() or order == tuple(range(traced.ndim)) else order
+    return None if order == tuple(range(traced.ndim)) else order
 
 
 def laid_out(tensor: Tensor, order: tuple[int, ...] | None) -> Tensor:

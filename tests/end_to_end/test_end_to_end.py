@@ -73,7 +73,7 @@ def shapes(view: dict[str, Any]) -> set[str]:
     return {morph["shape"] for morph in formed(view)}
 
 
-@pytest.mark.parametrize("numerics", ["exact", "fast"])
+@pytest.mark.parametrize("numerics", ["exact", pytest.param("fast", marks=pytest.mark.soak)])
 def test_vms_killed_at_random_instants_change_nothing_in_the_result(
     service: ServiceProcess, numerics: str
 ) -> None:
@@ -240,7 +240,7 @@ def test_a_stopped_trainer_is_replaced_and_a_stopped_vm_takes_part_again_when_it
     assert view["export_sha256"] == reference()
 
 
-@pytest.mark.parametrize("kind", ["s3_server", "azurite"])
+@pytest.mark.parametrize("kind", ["s3_server", pytest.param("azurite", marks=pytest.mark.soak)])
 def test_the_store_goes_away_and_comes_back_during_a_run(
     tmp_path: Path, request: pytest.FixtureRequest, kind: str
 ) -> None:

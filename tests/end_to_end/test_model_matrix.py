@@ -60,9 +60,7 @@ def test_a_model_with_a_frozen_part_has_the_bits_of_the_reference_at_every_depth
     forge: Forge, tmp_path: Path, name: str, part: str
 ) -> None:
     given = {"entry": name, "part": part}
-    question = Question(
-        "frozen_models:frozen", given, "exact", EVERY_DEPTH, (REFERENCE,), steps=3, num_sections=6
-    )
+    question = Question("frozen_models:frozen", given, "exact", EVERY_DEPTH, (REFERENCE,), num_sections=6)
     _expect_the_reference(forge, question, tmp_path)
 
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from makara.worker import Training
 from torch import Tensor, nn
 
-NAP_S = 0.012
+NAP_S = 0.024
 NO_NAPS = "NO_NAPS"  # names a file; from when it exists on, nobody naps
 LONG_NAPS_FROM = (
     "LONG_NAPS_FROM"  # a step: once it was applied, naps are long, so that the job does not end yet
 )
-LONGER = 20
+LONGER = 10
 VOCABULARY = 48
 CONTEXT = 12
 
@@ -186,6 +186,10 @@ def slow_gpt(nap_s: float = NAP_S) -> Training:
     """`tied_gpt` with steps long enough to be hit, nearly all of it asleep, until the file is there that
     `NO_NAPS` names in the job's environment. `nap_s` changes no bit."""
     return dataclasses.replace(tied_gpt(), model=lambda: TiedGPT(nap_s=nap_s), schedule=_slow_schedule)
+
+
+def slowest_gpt() -> Training:
+    return slow_gpt(4 * NAP_S)
 
 
 def _slow_schedule(step: int) -> float:

@@ -65,7 +65,7 @@ class Question:
     numerics: Literal["exact", "fast"]
     shapes: tuple[Shape, ...]
     yardsticks: tuple[str, ...]  # of REFERENCE, EAGER
-    steps: int = 5
+    steps: int = 3
     microbatch_size: int = 2
     num_micro_batches: int = 5
     num_sections: int | None = None  # None: as many as the graph gives

@@ -10,7 +10,7 @@ from trainer_processes import settings
 from uninterrupted import uninterrupted
 from weight_hashes import state_sha256
 
-STEPS = 50
+STEPS = 24
 BATCH = {"global_batch_size": 8, "seed": 7}
 SHAPE = {"microbatch_size": 2, "num_sections": 8}
 MODEL = Path(models.__file__).read_text()

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from makara.model.training import Training
 from makara.pipeline.plan import Plan
 from makara.protocol.messages import (
     CheckpointRef,
@@ -373,7 +374,23 @@ def _trainer(
         _add(int(times), int(step))
     elif fault is not None:
         _lose_commit(int(fault.removeprefix("loses-commit-")), Path(log).with_name(f"{worker}.lost"))
+    _use_traces()
     trainer.run(connection, worker, 1, BUNDLE, address)
+
+
+def _use_traces() -> None:
+    """Those that the fork server made: a trainer would take a second of processor time to make the same."""
+    from makara.worker.trainer import model, trainer
+    from warm_imports import TRACES
+
+    build, trace = trainer.build_model, model.trace
+
+    def build_with_traces(training: Training, job: JobSettings, recipe: Recipe) -> model.Model:
+        made = TRACES.get((job.entrypoint, recipe.microbatch_size, job.seed, job.precision))
+        model.trace = trace if made is None else lambda *_: made
+        return build(training, job, recipe)
+
+    trainer.build_model = build_with_traces
 
 
 def enter_network(pid: int) -> None:

@@ -114,9 +114,9 @@ def bare_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
         ("Buffered(moved=True)", 1),
         ("Constant()", 1),
         ("Attention(0.1, False)", 2),
-        ("Attention(0.0, True)", 2),
+        pytest.param("Attention(0.0, True)", 2, marks=pytest.mark.soak),
         ("Recurrent(nn.LSTM)", 256),
-        ("Recurrent(nn.GRU)", 256),
+        pytest.param("Recurrent(nn.GRU)", 256, marks=pytest.mark.soak),
     ],
 )
 def test_the_process_takes_no_more_than_was_said(
