@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...protocol.archives import DEFAULT, BundleBounds
+from ...protocol.sizes import in_words
 
 EXCLUDED = (
     ".git", ".hg", ".svn", ".venv", "venv", "node_modules", "__pycache__", "*.pyc", ".DS_Store",
@@ -54,15 +55,6 @@ def pack(
         what = f"is {in_words(len(data))} when packed, and the manager takes {in_words(max_bytes)}"
         raise _too_much(folder, what, sizes)
     return data
-
-
-def in_words(size_bytes: int) -> str:
-    """A size for people: `64 MiB`."""
-    size, units = float(size_bytes), ["bytes", "KiB", "MiB", "GiB"]
-    while size >= 1024 and len(units) > 1:
-        size /= 1024
-        units.pop(0)
-    return f"{size:.4g} {units[0]}"
 
 
 def _too_much(folder: Path, what: str, sizes: Mapping[Path, int]) -> BundleError:

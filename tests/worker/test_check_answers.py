@@ -18,6 +18,7 @@ from makara.model.tracebacks import users_part
 from makara.model.tracing.trace import trace
 from makara.protocol.messages import JobSettings, StoreConfig
 from makara.worker.check.check import CheckSettings, check
+from makara.worker.check.memory import refusal
 from makara.worker.profiling.footprint import Footprints
 from makara.worker.profiling.subject import Subject
 from makara.worker.profiling.survey import survey
@@ -226,6 +227,12 @@ def test_nothing_is_allocated_for_a_section_that_does_not_fit() -> None:
     for said in (report["not_compared"], report["last_section_not_run"]):
         assert "50 MiB are free, of which 70% may be used" in said
         assert "`makara check` does it where" in said
+
+
+def test_a_refusal_says_how_few_bytes_are_free() -> None:
+    said = refusal(5 << 20, 300)
+    assert said is not None
+    assert "5 MiB of memory; 300 bytes are free" in said
 
 
 def test_a_model_that_refuses_zeros_is_checked_on_its_own_values() -> None:

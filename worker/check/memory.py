@@ -25,6 +25,7 @@ from ...model.torch_private.pytree import tree_leaves
 from ...model.torch_private.storages import storage_key
 from ...model.tracing.nodes import empty_like, value_of
 from ...model.tracing.trace import TracedModel
+from ...protocol.sizes import in_words
 from ..memory_watch import available_bytes
 from .interpreter import GraphInterpreter
 
@@ -46,9 +47,9 @@ def refusal(needed_bytes: int, free_bytes: int | None) -> str | None:
     if needed_bytes <= _PART_OF_MEMORY * free:
         return None
     return (
-        f"it would need about {_in_words(needed_bytes)} of memory; {_in_words(free)} are free, of which "
+        f"it would need about {in_words(needed_bytes)} of memory; {in_words(free)} are free, of which "
         f"{_PART_OF_MEMORY:.0%} may be used. `makara check` does it where "
-        f"{_in_words(needed_bytes / _PART_OF_MEMORY)} are free"
+        f"{in_words(needed_bytes / _PART_OF_MEMORY)} are free"
     )
 
 
@@ -154,7 +155,3 @@ def _operations_per_s() -> float:
     began = time.perf_counter()
     torch.mm(one, other)
     return _SUSTAINED * 2 * _PROBE**3 / (time.perf_counter() - began)
-
-
-def _in_words(size_bytes: float) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.0f} MiB"
