@@ -61,8 +61,14 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("model", "loss", "optimizer", "dataset"):
-            if not callable(getattr(self, name)):
-                raise TypeError(f"Training.{name}: expected a function, got {_kind(getattr(self, name))}")
+            given = getattr(self, name)
+            if isinstance(given, nn.Module) and name == "model":
+                raise TypeError(
+                    f"Training.model: expected a function, got the module {_kind(given)}; write model=lambda:"
+                    f" {_kind(given)}(...), since each VM builds the model"
+                )
+            if not callable(given):
+                raise TypeError(f"Training.{name}: expected a function, got {_kind(given)}")
         if self.schedule is not None and not callable(self.schedule):
             raise TypeError(
                 f"Training.schedule: expected a function of the step or None, got {_kind(self.schedule)}"
@@ -156,7 +162,16 @@ def call_user_code(what: str, function: Callable[P, R], *args: P.args, **kwargs:
 
 def user_error(what: str, error: Exception) -> UserCodeError:
     """A `UserCodeError` from what the user's code raised, with its lines, and `what` before the message."""
-    return UserCodeError(f"{what}: {type(error).__name__}: {error}", users_part(error))
+    return UserCodeError(f"{what}: {type(error).__name__}: {error}{next_step(error)}", users_part(error))
+
+
+def next_step(error: Exception) -> str:
+    """What to do about a common error of a user's code; else nothing."""
+    if any(sign in str(error) for sign in ("not compiled with CUDA", "not linked with support for cuda")):
+        return ". Leave devices out of your code: Makara places the model and its batches"
+    if isinstance(error, ModuleNotFoundError):
+        return ". Install it here, and on VMs by `setup` in the job file (docs/job-file.md, Code)"
+    return ""
 
 
 def raised_by_user(error: Exception) -> bool:
@@ -180,7 +195,17 @@ def sum_and_weight(loss: Any) -> tuple[Any, Any]:
             f"Training.loss: it returns {len(values)} values; expected a scalar tensor (a mean) or (sum, "
             "weight). Return the loss alone, without logits or metrics"
         )
-    return values[0], values[1]
+    total, weight = values
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        raise UserCodeError(f"Training.loss: {A_METRIC}")
+    return total, weight
+
+
+A_METRIC = (
+    "its second value is computed from the model's output, and is taken for a weight: a step's loss is the "
+    "sum of the first values divided by the sum of the second. Return the loss alone, or (sum, number of "
+    "what was summed); metrics cannot be returned"
+)
 
 
 def _check_mapping(name: str, value: object) -> None:

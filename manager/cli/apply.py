@@ -20,7 +20,7 @@ from ..config import ServerConfig
 from ..spec.job_file import read_job
 from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import other_weights
-from .bundle import pack
+from .bundle import linked_folders, pack
 from .check import notes, summary
 from .client import Client, NoAnswer, RequestRefused, Unreachable, connect
 from .costs.asking import check_somebody_answers, is_wanted
@@ -62,7 +62,7 @@ def apply(options: argparse.Namespace) -> int:
     _check_start(start, model)
     _check_sizes(spec, answer.get("machines", ()), model)
     if not options.json:
-        print(*notes(model), summary(model), sep="\n", file=sys.stderr)
+        print(*_left_out(spec, workdir), *notes(model), summary(model), sep="\n", file=sys.stderr)
     if quote is not None and not is_wanted(options, spec, quote):
         return NOT_WANTED
     with connect(options) as client:
@@ -111,6 +111,15 @@ def packed(spec: JobSpec, workdir: Path, limits: Mapping[str, Any]) -> bytes:
             unpacked_bytes=limits.get("unpacked_bytes", bounds.unpacked_bytes),
         ),
     )
+
+
+def _left_out(spec: JobSpec, workdir: Path) -> list[str]:
+    """The code was tried with what a link leads to, and VMs do not have it."""
+    return [
+        f"note: {name}, a link to a folder, is left out of what VMs get: put the folder itself below "
+        f"{workdir}, or read the data from where all VMs reach it (docs/job-file.md, Data)"
+        for name in linked_folders(workdir, _local_store(spec))
+    ]
 
 
 def follow_command(options: argparse.Namespace) -> int:

@@ -42,7 +42,8 @@ def pack(
     sizes: dict[Path, int] = {}
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
         left_out = {p.resolve() for p in also_exclude}
-        for number, path in enumerate(_files(folder, folder, _patterns(folder), left_out), 1):
+        paths = _paths(folder, folder, _patterns(folder), left_out)
+        for number, path in enumerate((path for path in paths if path.is_file()), 1):
             sizes[path] = path.stat().st_size
             total += sizes[path]
             if number > bounds.members:
@@ -57,6 +58,13 @@ def pack(
     return data
 
 
+def linked_folders(folder: Path, also_exclude: tuple[Path, ...] = ()) -> list[str]:
+    """The links to folders below `folder` that `pack` leaves out, though no pattern names them."""
+    left_out = {path.resolve() for path in also_exclude}
+    paths = _paths(folder, folder, _patterns(folder), left_out)
+    return [path.relative_to(folder).as_posix() for path in paths if path.is_dir()]
+
+
 def _too_much(folder: Path, what: str, sizes: Mapping[Path, int]) -> BundleError:
     largest = heapq.nlargest(_MOST_NAMED, sizes, key=sizes.__getitem__)
     named = ", ".join(f"{path.relative_to(folder)} {in_words(sizes[path])}" for path in largest)
@@ -67,14 +75,15 @@ def _too_much(folder: Path, what: str, sizes: Mapping[Path, int]) -> BundleError
     return BundleError(f"workdir: {folder} {what} (largest: {named}); {remedy}")
 
 
-def _files(folder: Path, root: Path, patterns: tuple[str, ...], left_out: set[Path]) -> Iterator[Path]:
+def _paths(folder: Path, root: Path, patterns: tuple[str, ...], left_out: set[Path]) -> Iterator[Path]:
+    """Files, and links to files and folders, which are not followed."""
     for path in sorted(folder.iterdir()):
         relative = path.relative_to(root).as_posix()
         if path.resolve() in left_out or any(_matches(path.name, relative, p) for p in patterns):
             continue
         if path.is_dir() and not path.is_symlink():
-            yield from _files(path, root, patterns, left_out)
-        elif path.is_file():
+            yield from _paths(path, root, patterns, left_out)
+        elif path.is_file() or path.is_dir():
             yield path  # a link to a file is sent as the file
 
 

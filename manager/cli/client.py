@@ -203,6 +203,8 @@ def _connection_hint(url: str, error: Exception) -> str:
         return "; give the ca.pem of the manager's home with --ca-file or MAKARA_CA_FILE"
     if url.startswith("https:") and any(sign in text for sign in _PLAIN_HTTP):
         return f"; it speaks plain HTTP: --server http:{url.partition(':')[2]}"
+    if "complete message body" in text:  # it had begun to answer
+        return "; the manager has ended: `makara server` with the same --home starts it again"
     if url.startswith("http:") and type(error).__name__ in ("RemoteProtocolError", "ReadError"):
         return f"; it may speak HTTPS: --server https:{url.partition(':')[2]}"
     return ""

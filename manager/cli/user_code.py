@@ -45,6 +45,7 @@ def settings_of(spec: JobSpec) -> dict[str, Any]:
     """The parts of a job's specification on which the check depends."""
     return {
         "global_batch_size": spec.training.global_batch_size,
+        "steps": spec.training.steps,
         "seed": spec.training.seed,
         "precision": spec.training.precision,
         "microbatch_size": spec.parallelism.microbatch_size,

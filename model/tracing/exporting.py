@@ -31,6 +31,7 @@ from ..torch_private.exporting import (
 from ..torch_private.fake_tensors import FakeTensorMode
 from ..torch_private.storages import storage_key
 from ..tracebacks import first_line, users_part
+from ..training import next_step
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
 from .guards import guards, python_randomness
@@ -105,7 +106,7 @@ def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
 
 
 def _explain(error: Exception) -> str:
-    said = f"{type(error).__name__}: {first_line(error)}"
+    said = f"{type(error).__name__}: {first_line(error)}{next_step(error)}"
     for words, hint in _HINTS:
         if any(word in f"{type(error).__name__} {error}" for word in words):
             return f"the model cannot be traced: {hint}{_of_library(error)} ({said})"

@@ -28,8 +28,9 @@ from planted import Plants, Watch, files_below
 from rented_vms import RentingManager, cloud_of
 from s3_server import S3Server
 from service_process import ServiceProcess
+from web_sockets import web_socket
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 from written_files import files_in
 
 pytestmark = pytest.mark.slow
@@ -344,9 +345,8 @@ def test_user_data_holds_one_secret_which_is_of_no_use_once_its_vm_has_joined(
 
 def connecting(manager: RentingManager, boot: BootConfig) -> ClientConnection:
     """To the manager, as this VM with its join token."""
-    url = manager.service.client.url.replace("http", "ws")
     headers = {"Authorization": f"Bearer {boot.join_token}"}
-    return connect(f"{url}/api/v1/agents/{boot.vm}", ssl=manager.trust, additional_headers=headers)
+    return web_socket(manager.service.client.url, f"/api/v1/agents/{boot.vm}", headers, manager.trust)
 
 
 def worker_token(manager: RentingManager, boot: BootConfig) -> str:

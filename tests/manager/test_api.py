@@ -15,8 +15,8 @@ from makara.manager.api.app import MODULES
 from makara.manager.cli.client import RequestRefused
 from managers import Manager, archive, job_spec, release_all
 from starlette.routing import Route, WebSocketRoute
+from web_sockets import web_socket
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 PUBLIC = {
     ("GET", "/healthz"),
@@ -232,10 +232,9 @@ def test_sockets_refuse_who_shows_no_token_of_that_vm(manager: Manager) -> None:
     paths = [route.path for route in ROUTES if isinstance(route, WebSocketRoute)]
     assert paths == ["/api/v1/agents/{vm}", "/api/v1/machines/connection"]
     for path, status in zip(paths, (403, 401), strict=True):
-        url = manager.url.replace("http", "ws") + path.format(vm="vm")
         for headers in ({}, {"Authorization": "Bearer x.y"}, {"Authorization": f"Bearer {manager.token}"}):
             with pytest.raises(InvalidStatus) as refused:
-                connect(url, additional_headers=headers)
+                web_socket(manager.url, path.format(vm="vm"), headers)
             assert refused.value.response.status_code == status
 
 

@@ -26,7 +26,7 @@ from core_script import Script
 from makara.manager.cli import apply as cli_apply
 from makara.manager.cli import main as cli
 from makara.manager.cli import show
-from makara.manager.cli.bundle import BundleError, pack
+from makara.manager.cli.bundle import BundleError, linked_folders, pack
 from makara.manager.cli.progress import ProgressDisplay, describe_morph
 from makara.manager.cli.progress_lines import ProgressLines
 from makara.manager.core.events import StopRequested
@@ -348,6 +348,21 @@ def test_a_bundle_leaves_out_what_no_job_needs(tmp_path: Path) -> None:
     assert names(bundle) == [".makaraignore", "keep.py", "run.sh"]
     with tarfile.open(fileobj=io.BytesIO(bundle), mode="r:gz") as archive:
         assert stat.S_IMODE(archive.getmember("run.sh").mode) == 0o755
+
+
+def test_links_to_folders_are_left_out_and_named(tmp_path: Path) -> None:
+    """Found: data behind a link were there for the check, and the job had none."""
+    workdir, data = tmp_path / "work", tmp_path / "data"
+    for folder in (workdir / "more", data):
+        folder.mkdir(parents=True)
+    (workdir / "train.py").write_text("1")
+    (data / "x").write_text("2")
+    for link, target in (("images", data), ("more/logs", data), ("more/x", data / "x"), ("runs", data)):
+        (workdir / link).symlink_to(target)
+    (workdir / ".makaraignore").write_text("logs\n")
+    assert names(pack(workdir, max_bytes=10**6)) == [".makaraignore", "more/x", "train.py"]
+    assert linked_folders(workdir) == ["images", "runs"]
+    assert linked_folders(workdir, (data,)) == [], "checkpoints are no part of the code"
 
 
 def test_a_bundle_that_is_too_large_says_what_to_do(tmp_path: Path) -> None:

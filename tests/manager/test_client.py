@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,22 @@ def test_https_to_a_server_of_plain_http_and_the_reverse_are_told_apart(tmp_path
     with tls_server(Authority(tmp_path, names_of("127.0.0.1"))) as (host, port):
         assert f"--server https://{host}:{port}" in told(Unreachable, f"http://{host}:{port}")
         assert "--ca-file" in told(Unreachable, f"https://{host}:{port}")
+
+
+def test_a_manager_that_ends_while_it_answers_is_not_thought_to_speak_https() -> None:
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        said = told(Unreachable, f"http://127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
+    assert "`makara server` with the same --home starts it again" in said
+    assert "HTTPS" not in said
 
 
 @pytest.mark.parametrize("url", ["localhost:8700", "127.0.0.1", "ftp://h", "http://", "http://h:x", "//h"])

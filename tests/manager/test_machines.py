@@ -17,8 +17,9 @@ from makara.manager.cli.main import main
 from makara.manager.service.tokens import Scope, TokenRefused, TokenStore
 from makara.protocol.machines import JOIN_HEADER, SCHEME, Challenge
 from service_process import ServiceProcess, wait_for
+from web_sockets import web_socket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +63,7 @@ def signed(key: Ed25519PrivateKey, asked: Challenge, **changes: Any) -> str:
 
 def opened(service: ServiceProcess, authorization: str, token: str | None = None) -> ClientConnection:
     headers = {"Authorization": authorization, **({JOIN_HEADER: token} if token is not None else {})}
-    url = service.client.url.replace("http", "ws", 1)
-    return connect(f"{url}/api/v1/machines/connection", additional_headers=headers, proxy=None)
+    return web_socket(service.client.url, "/api/v1/machines/connection", headers)
 
 
 def refused(service: ServiceProcess, authorization: str, token: str | None = None) -> tuple[int, bytes]:
@@ -130,7 +130,9 @@ def test_a_machine_that_is_removed_while_it_is_a_vm_leaves_nothing_of_it(
     """Found: `makara join` ended, and the agent and the job's folder with its boot file stayed."""
     machine, _ = machines
     machine.start()
-    job = service.submit("", resources={"provider": "static"}, training={"global_batch_size": 2, "steps": 1})
+    code = "import time\ntime.sleep(3600.0)\n"  # it does not fail before its machine is removed
+    training = {"global_batch_size": 2, "steps": 1}
+    job = service.submit(code, resources={"provider": "static"}, training=training)
     wait_for(lambda: bool(machine.vm_processes()), "the machine to be a VM", machine.log)
     (known,) = [m for m in service.client.get("/machines")["machines"] if m["vm"]]
     service.client.delete(f"/machines/{known['machine']}")

@@ -101,3 +101,9 @@ def by_place(named: Named) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         [{"params": [p], "lr": 0.1 * (place + 1)} for place, (_, p) in enumerate(named)], lr=0.1
     )
+
+
+def with_scheduler(named: Named) -> object:
+    """As Lightning takes them."""
+    optimizer = torch.optim.SGD(named, lr=1e-2)
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)

@@ -13,8 +13,9 @@ from makara.manager.service.tokens import Scope, TokenStore
 from makara.protocol.frames import read_refusal, read_to_agent
 from makara.protocol.messages import PROTOCOL, Credential, DeviceInfo, Report, ReportAck, Welcome
 from managers import Manager, release_all
+from web_sockets import web_socket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +41,7 @@ def token_of(manager: Manager, job: str, scope: Scope = Scope.JOIN, ttl_s: float
 
 
 def call(manager: Manager, vm: str, token: str) -> ClientConnection:
-    url = manager.url.replace("http", "ws") + f"/api/v1/agents/{vm}"
-    return connect(url, additional_headers={"Authorization": f"Bearer {token}"}, proxy=None)
+    return web_socket(manager.url, f"/api/v1/agents/{vm}", {"Authorization": f"Bearer {token}"})
 
 
 def first(connection: ClientConnection, kind: type[Any]) -> Any:

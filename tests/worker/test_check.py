@@ -4,6 +4,7 @@ passes."""
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -430,6 +431,23 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
         lambda: sound(loss=coupled_models.three),
         ("Training.loss: it returns 3 values; expected a scalar tensor",),
     ),
+    "a loss and how sure the model is": (
+        lambda: sound(loss=coupled_models.and_confidence),
+        ("Training.loss: its second value is computed from the model's output", "Return the loss alone"),
+    ),
+    "a loss and an accuracy": (
+        lambda: sound(loss=coupled_models.and_accuracy),
+        ("Training.loss: its second value is computed from the model's output", "Return the loss alone"),
+    ),
+    "an optimizer and a scheduler": (
+        lambda: sound(optimizer=tying_optimizers.with_scheduler),
+        ("tuple with a learning rate scheduler", "Training(schedule=lambda step: ...)"),
+    ),
+    "a module in place of a function": (
+        lambda: sound(model=Net()),
+        ("got the module Net; write model=lambda: Net(...)",),
+    ),
+    "a device": (lambda: sound(model=lambda: Net().cuda()), ("Leave devices out of your code",)),
     "a hook of a module": (net(coupled_models.Hooked), ("'layers.0' (Hooked)", "hook")),
     "a hook of a tensor": (net(coupled_models.TensorHooked), ("register_hook", "coupled_models.py:")),
     "hooks that the optimizer leaves": (
@@ -439,12 +457,23 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
 }
 
 
+def test_a_schedule_is_asked_for_all_steps_of_the_job() -> None:
+    """Found: a list of 20 factors ended a job of 30 steps at its twentieth."""
+    factors = [1.0] * 20
+    training = sound(schedule=lambda step: factors[step])
+    assert examine(training, steps=20)["findings"] == []
+    with pytest.raises(UserCodeError, match=r"Training\.schedule\(20\): IndexError"):
+        examine(training, steps=30)
+    with pytest.raises(UserCodeError, match=r"Training\.schedule\(7\): it gives nan"):
+        examine(sound(schedule=lambda step: math.nan if step == 7 else 1.0), steps=10)
+
+
 @pytest.mark.parametrize("what", MODELS)
 def test_a_model_that_is_more_than_its_graph_is_named(what: str) -> None:
     build, said = MODELS[what]
     try:
         told = "\n".join(findings(build()))
-    except (UntraceableModel, UserCodeError) as error:  # what can be told without a step is told before one
+    except (TypeError, UntraceableModel, UserCodeError) as error:  # what needs no step is told before one
         told = str(error)
     for text in said:
         assert text in told

@@ -33,7 +33,7 @@ from .findings import TOLERANCE, Report
 from .global_state import Watch
 from .memory import Needs, refusal
 from .neighbours import compare_neighbours
-from .optimizers import check_optimizer
+from .optimizers import check_optimizer, check_schedule
 from .second_reading import SecondReading, second_reading
 from .single_sections import run_sections
 
@@ -50,6 +50,7 @@ class CheckSettings(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     global_batch_size: int | None = None  # None: any
+    steps: int | None = None  # None: not known
     seed: int = 0
     microbatch_size: int | None = None
     num_sections: int | None = None
@@ -78,6 +79,7 @@ def check(
     watch, report = watch_for(training, folder), Report(notes=_of_size(m, settings))
     stage("checking the optimizer")
     check_optimizer(training, chain, watch, report)
+    check_schedule(training, settings.steps or 0)
     before = time.perf_counter()
     dataset = open_dataset(training, settings.seed)
     opened_s = time.perf_counter() - before

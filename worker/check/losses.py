@@ -22,8 +22,8 @@ from ...model.data import Sample
 from ...model.errors import UserCodeError
 from ...model.torch_private.higher_order import run_as_python
 from ...model.torch_private.modules import BatchNorm
-from ...model.torch_private.pytree import tree_leaves
-from ...model.training import Loss, Training, sum_and_weight
+from ...model.torch_private.pytree import tree_leaves, tree_map
+from ...model.training import A_METRIC, Loss, Training, sum_and_weight
 from .calls import Calls
 from .coupling import BLAMED, loss_couples
 from .eager import EagerModel
@@ -56,17 +56,34 @@ class LossRecorder:
         self._calls = Calls()
         self._repeated: tuple[float, float] | None = None  # the first loss, and that of the same call again
         self.declares_weight = False
+        self._returns_metric = False
 
     def __call__(self, output: Any, batch: dict[str, Tensor]) -> Loss:
         with self._calls.watched():
             loss: Any = self._loss(output, batch)
             if self._repeated is None:
                 self._repeated = _value(loss), _value(self._loss(output, batch))
+                self._returns_metric = isinstance(loss, tuple) and self._weighs_output(loss, output, batch)
         self.declares_weight = isinstance(loss, tuple)
         return cast(Loss, loss)
 
+    def _weighs_output(self, loss: Any, output: Any, batch: dict[str, Tensor]) -> bool:
+        """Whether the weight is another one for other outputs, in the range of these."""
+        weight = float(sum_and_weight(loss)[1])
+        for change in (_halved, *(partial(_turned, places) for places in (1, 2, 4, 8))):
+            try:
+                other = self._loss(tree_map(change, output), batch)
+            except Exception:  # the loss need not take any other output
+                continue
+            if float(sum_and_weight(other)[1]) != weight:
+                return True
+        return False
+
     def blame(self, report: Report) -> None:
         self._calls.blame(_FIELD, report)
+        if self._returns_metric:
+            what, _, remedy = A_METRIC.partition(". ")
+            report.find(_FIELD, what, remedy)
         once, again = self._repeated or (0.0, 0.0)
         if once != again and (once == once or again == again):  # not both no number
             report.find(
@@ -227,4 +244,15 @@ def _leaves_outside(total: Tensor, output: Any) -> list[Tensor]:
 
 def _value(loss: Any) -> float:
     total, weight = sum_and_weight(loss)
-    return float(total.detach()) / float(weight)
+    return float(total.detach()) / (float(weight) or 1.0)  # a micro-batch may have nothing to be summed
+
+
+def _halved(value: Any) -> Any:
+    return value * 0.5 if isinstance(value, Tensor) and value.requires_grad else value
+
+
+def _turned(places: int, value: Any) -> Any:
+    """The numbers of each row in another order."""
+    if not isinstance(value, Tensor) or not value.requires_grad:
+        return value
+    return value.roll(places, -1) if value.ndim else value

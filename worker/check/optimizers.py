@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, cast
 
 from torch import Tensor
 
 from ...model.errors import UserCodeError
 from ...model.partition.partition import Sections
-from ...model.training import Training
+from ...model.training import Training, call_user_code
 from .calls import Calls
 from .findings import Report, some
 from .global_state import Watch
@@ -40,6 +41,7 @@ _MODES = (
     "those of evaluation. Compute these from a checkpoint, which holds the optimizer's state, too "
     '(docs/precision.md, "Weights for evaluation")'
 )
+_MOST_FACTORS = 10_000  # that a schedule is asked for
 _MOST_SECTIONS = 3  # that live longer
 _MOST_PARAMETERS = 6  # of each of them
 
@@ -49,6 +51,23 @@ def check_optimizer(training: Training, chain: Sections, watch: Watch, report: R
     sections = [list(section.trainable) for section in chain.sections if section.trainable]
     if sections:
         _Probe(training, chain, sections).run(watch, report)
+
+
+def check_schedule(training: Training, steps: int) -> None:
+    """Ask for the factors of all steps, or of many spread over them. Raises `UserCodeError`."""
+    if training.schedule is None or not steps:
+        return
+    for step in (*range(0, steps, 1 + steps // _MOST_FACTORS), steps - 1):
+        what = f"Training.schedule({step})"
+        value: Any = call_user_code(what, training.schedule, step)
+        if not call_user_code(what, _is_finite, value):
+            raise UserCodeError(f"{what}: it gives {value}; expected a finite factor")
+
+
+def _is_finite(factors: Any) -> bool:
+    """Of one factor, or of one for each parameter group."""
+    given = cast(Sequence[Any], factors if isinstance(factors, list | tuple) else [factors])
+    return all(math.isfinite(float(factor)) for factor in given)
 
 
 class _Probe:

@@ -9,13 +9,14 @@ Changes `torch.optim.Optimizer.add_param_group` while the user's function runs: 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Mapping, Sequence, Sized
+from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ...model.errors import RecipeMismatch, UserCodeError
 from ...model.torch_private.pytree import tree_leaves
@@ -62,6 +63,11 @@ def _described(made: object) -> str:
     kind = type(made).__name__
     if not isinstance(made, tuple | list | dict):
         return kind
+    if any(isinstance(each, LRScheduler) for each in cast(Iterable[object], made)):
+        return (
+            f"{kind} with a learning rate scheduler. Return the optimizer alone, and give the factor of each "
+            "step as Training(schedule=lambda step: ...)"
+        )
     return (
         f"{kind} of {len(cast(Sized, made))}. For parts that learn at other rates, give one optimizer "
         "parameter groups; networks that are trained in turns, by losses of their own (a GAN), are not "

@@ -368,7 +368,10 @@ class SectionRuntime:
         loss: Any = call_user_code("Training.loss", self._training.loss, output, moved)
         total, weight = sum_and_weight(loss)
         if not isinstance(total, Tensor) or total.numel() != 1:
-            raise UserCodeError("Training.loss: expected a scalar tensor (a mean) or (sum, weight)")
+            got = f"a tensor of {list(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
+            raise UserCodeError(
+                f"Training.loss: expected a scalar tensor (a mean) or (sum, weight), got {got}"
+            )
         piece = Piece(float(total.detach()), float(weight))
         saved = Saved(call, leaves, {}, total if total.requires_grad else None)
         return SectionOutput({}, piece, saved, updates)
