@@ -13,6 +13,7 @@ import torch
 from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch.distributions import Distribution
 from torch.export import _trace  # pyright: ignore[reportPrivateUsage]
+from torch.fx.experimental import proxy_tensor
 from torch.fx.proxy import TracerBase
 
 Place = tuple[Any, str]
@@ -27,6 +28,8 @@ ATTRIBUTE_CHECK: Place = (_trace, "_detect_attribute_assignment")
 """The context manager, given the module, in which its forward runs."""
 FRAME_FILTER: Place = (TracerBase, "_filter_traceback_frames")
 """(tracer, all frames of a call) -> those that an operation remembers."""
+SNAPSHOT: Place = (proxy_tensor, "snapshot_fake")
+"""(fake tensor, ...) -> what the graph keeps of it, as the value of an operation."""
 VALUE_CHECKS: Place = (Distribution, "_validate_args")
 """Whether torch.distributions look at the values of their arguments."""
 TENSOR_CHECK: Place = (torch, "_check_tensor_all_with")

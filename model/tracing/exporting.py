@@ -25,13 +25,13 @@ from ..torch_private.exporting import (
     EXPORTER,
     FRAME_FILTER,
     GRAD_MODE_PASS,
+    SNAPSHOT,
     TENSOR_CHECK,
     VALUE_CHECKS,
 )
-from ..torch_private.fake_tensors import FakeTensorMode
+from ..torch_private.fake_tensors import FakeTensor, FakeTensorMode, in_active_mode
 from ..torch_private.storages import storage_key
 from ..tracebacks import first_line, users_part
-from ..training import next_step
 from .attributes import Attributes, watched
 from .graph_text import graph_lines
 from .guards import guards, python_randomness
@@ -52,7 +52,7 @@ _HINTS = (
     ),
     (("functorch", "BatchedTensor"), TRANSFORM),
     (
-        ("Device Propagation", "compiled with CUDA"),
+        ("Device Propagation", "compiled with CUDA", "linked with support for"),
         "forward names a device: take that of an input (x.device), as sections run where Makara puts them",
     ),
     (
@@ -106,7 +106,7 @@ def _export(model: nn.Module, arguments: Mapping[str, Any]) -> Program:
 
 
 def _explain(error: Exception) -> str:
-    said = f"{type(error).__name__}: {first_line(error)}{next_step(error)}"
+    said = f"{type(error).__name__}: {first_line(error)}"
     for words, hint in _HINTS:
         if any(word in f"{type(error).__name__} {error}" for word in words):
             return f"the model cannot be traced: {hint}{_of_library(error)} ({said})"
@@ -195,11 +195,17 @@ def _reads(program: Program, tensors: list[torch.Tensor]) -> bool:
 def _changes() -> list[AbstractContextManager[None]]:
     """The changes to torch while a forward is exported."""
     init: Callable[..., None] = torch.autocast.__init__
+    snapshot: Callable[..., Any] = getattr(*SNAPSHOT)
 
     def init_for_cpu(
         self: torch.autocast, device_type: str, dtype: torch.dtype | None = None, **rest: Any
     ) -> None:
         init(self, "cpu", torch.get_autocast_dtype(device_type) if dtype is None else dtype, **rest)
+
+    def snapshot_of_trace(value: Any, *rest: Any, **named: Any) -> Any:
+        """A conversion that changes nothing, such as `constant.to(x.device)`, gives the constant itself,
+        which is of the mode in which the model was built."""
+        return snapshot(in_active_mode(value) if isinstance(value, FakeTensor) else value, *rest, **named)
 
     return [
         # These passes turn regions into higher-order ones, and lose some (see `regions`).
@@ -212,6 +218,7 @@ def _changes() -> list[AbstractContextManager[None]]:
         # So would a model that checks its arguments (transformers' with pictures): sections do not check.
         replaced(*TENSOR_CHECK, _unchecked),
         replaced(*FRAME_FILTER, _users_frames),
+        replaced(*SNAPSHOT, snapshot_of_trace),
     ]
 
 

@@ -228,6 +228,11 @@ def growing(m: Any, x: Tensor) -> Tensor:
     return x + sum(m.kept)
 
 
+def accumulating_where_the_input_is(m: Any, x: Tensor) -> Tensor:
+    m.plain.to(x.device).add_(x.mean(0).detach())
+    return x
+
+
 def accumulating(m: Any, x: Tensor) -> Tensor:
     m.plain.add_(1)
     return x
@@ -251,6 +256,7 @@ def test_state_from_call_to_call_is_refused(between: Callable[..., Tensor], name
 
 def test_a_plain_tensor_that_changes_is_refused() -> None:
     assert "changes 'plain' in place" in str(refused(running(accumulating)))
+    assert "changes 'plain' in place" in str(refused(running(accumulating_where_the_input_is)))
 
 
 def wrapped(m: Any) -> None:
