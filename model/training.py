@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -185,8 +186,14 @@ def raised_by_user(error: Exception) -> bool:
     return any(is_users(Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__))
 
 
+AS_A_WEIGHT = (
+    "its second value is taken for a weight: a step's loss is the sum of the first values divided by the sum "
+    "of the second. Return the loss alone, or (sum, number of what was summed), without metrics"
+)
+
+
 def sum_and_weight(loss: Any) -> tuple[Any, Any]:
-    """What a user's loss returned, as (sum, weight): a loss without a weight is a mean and counts as 1."""
+    """The (sum, weight) that a user's loss returned: a loss without a weight is a mean and counts as 1."""
     if not isinstance(loss, tuple):
         return loss, 1.0
     values = cast(tuple[Any, ...], loss)
@@ -196,16 +203,18 @@ def sum_and_weight(loss: Any) -> tuple[Any, Any]:
             "weight). Return the loss alone, without logits or metrics"
         )
     total, weight = values
-    if isinstance(weight, Tensor) and weight.requires_grad:
-        raise UserCodeError(f"Training.loss: {A_METRIC}")
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise UserCodeError(f"Training.loss: a tensor of {list(weight.shape)}, {AS_A_WEIGHT}")
+    elif not isinstance(weight, int | float | np.generic):
+        raise UserCodeError(f"Training.loss: a {_kind(weight)}, {AS_A_WEIGHT}")
     return total, weight
 
 
-A_METRIC = (
-    "its second value is computed from the model's output, and is taken for a weight: a step's loss is the "
-    "sum of the first values divided by the sum of the second. Return the loss alone, or (sum, number of "
-    "what was summed); metrics cannot be returned"
-)
+def refuse_metric(weight: Any) -> None:
+    """Raise `UserCodeError` where a gradient would flow through a weight, as it does from a metric."""
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        raise UserCodeError(f"Training.loss: computed from the model's output, {AS_A_WEIGHT}")
 
 
 def _check_mapping(name: str, value: object) -> None:

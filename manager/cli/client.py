@@ -204,7 +204,7 @@ def _connection_hint(url: str, error: Exception) -> str:
     if url.startswith("https:") and any(sign in text for sign in _PLAIN_HTTP):
         return f"; it speaks plain HTTP: --server http:{url.partition(':')[2]}"
     if "complete message body" in text:  # it had begun to answer
-        return "; the manager has ended: `makara server` with the same --home starts it again"
+        return "; the connection broke off. If the manager has ended, `makara server` starts it again"
     if url.startswith("http:") and type(error).__name__ in ("RemoteProtocolError", "ReadError"):
         return f"; it may speak HTTPS: --server https:{url.partition(':')[2]}"
     return ""

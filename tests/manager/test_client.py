@@ -41,7 +41,7 @@ def test_a_manager_that_ends_while_it_answers_is_not_thought_to_speak_https() ->
         thread.start()
         said = told(Unreachable, f"http://127.0.0.1:{listener.getsockname()[1]}")
         thread.join()
-    assert "`makara server` with the same --home starts it again" in said
+    assert "If the manager has ended, `makara server` starts it again" in said
     assert "HTTPS" not in said
 
 

@@ -334,6 +334,24 @@ def and_accuracy(output: Tensor, batch: Batch) -> Any:
     return loss(output, batch), 0.1 + (output.argmax(-1) == batch["targets"]).float().mean()
 
 
+def and_metrics(output: Tensor, batch: Batch) -> Any:
+    return loss(output, batch), {"accuracy": (output.argmax(-1) == batch["targets"]).float().mean()}
+
+
+def of_hard_samples(output: Tensor, batch: Batch) -> Any:
+    """Of those targets alone whose loss is large, as online hard example mining takes them."""
+    each = F.cross_entropy(output.flatten(0, 1), batch["targets"].flatten(), reduction="none")
+    hard = each.detach() > 2.7
+    return (each * hard).sum(), hard.sum()
+
+
+def of_even_rows(output: Tensor, batch: Batch) -> Any:
+    """Other rows count nothing."""
+    each = F.cross_entropy(output.transpose(1, 2), batch["targets"], reduction="none")
+    counts = (batch["tokens"][:, :1] % 2 == 0).expand_as(each)
+    return (each * counts).sum(), counts.sum()
+
+
 def noisy(output: Tensor, batch: Batch) -> Tensor:
     wanted = F.one_hot(batch["targets"], WIDTH) + 0.1 * torch.randn_like(output)
     return F.mse_loss(output, wanted)

@@ -433,11 +433,11 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
     ),
     "a loss and how sure the model is": (
         lambda: sound(loss=coupled_models.and_confidence),
-        ("Training.loss: its second value is computed from the model's output", "Return the loss alone"),
+        ("Training.loss: computed from the model's output, its second value", "Return the loss alone"),
     ),
-    "a loss and an accuracy": (
-        lambda: sound(loss=coupled_models.and_accuracy),
-        ("Training.loss: its second value is computed from the model's output", "Return the loss alone"),
+    "a loss and a dict of metrics": (
+        lambda: sound(loss=coupled_models.and_metrics),
+        ("Training.loss: a dict, its second value is taken for a weight", "without metrics"),
     ),
     "an optimizer and a scheduler": (
         lambda: sound(optimizer=tying_optimizers.with_scheduler),
@@ -457,12 +457,27 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("loss", [coupled_models.and_accuracy, coupled_models.of_hard_samples])
+def test_a_weight_that_follows_the_output_is_noted(loss: Callable[..., Any]) -> None:
+    """It may be a metric, or the number of the samples that the loss chose, which is right."""
+    report = examine(sound(loss=loss))
+    assert [note for note in report["notes"] if "its second value follows the model's output" in note]
+
+
+def test_a_loss_that_chooses_its_samples_passes() -> None:
+    assert findings(sound(loss=coupled_models.of_hard_samples)) == []
+
+
+def test_a_micro_batch_may_have_nothing_that_counts() -> None:
+    assert findings(sound(loss=coupled_models.of_even_rows)) == []
+
+
 def test_a_schedule_is_asked_for_all_steps_of_the_job() -> None:
     """Found: a list of 20 factors ended a job of 30 steps at its twentieth."""
     factors = [1.0] * 20
     training = sound(schedule=lambda step: factors[step])
     assert examine(training, steps=20)["findings"] == []
-    with pytest.raises(UserCodeError, match=r"Training\.schedule\(20\): IndexError"):
+    with pytest.raises(UserCodeError, match=r"Training\.schedule\(29\): IndexError"):
         examine(training, steps=30)
     with pytest.raises(UserCodeError, match=r"Training\.schedule\(7\): it gives nan"):
         examine(sound(schedule=lambda step: math.nan if step == 7 else 1.0), steps=10)

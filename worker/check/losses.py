@@ -23,7 +23,7 @@ from ...model.errors import UserCodeError
 from ...model.torch_private.higher_order import run_as_python
 from ...model.torch_private.modules import BatchNorm
 from ...model.torch_private.pytree import tree_leaves, tree_map
-from ...model.training import A_METRIC, Loss, Training, sum_and_weight
+from ...model.training import AS_A_WEIGHT, Loss, Training, refuse_metric, sum_and_weight
 from .calls import Calls
 from .coupling import BLAMED, loss_couples
 from .eager import EagerModel
@@ -60,19 +60,20 @@ class LossRecorder:
 
     def __call__(self, output: Any, batch: dict[str, Tensor]) -> Loss:
         with self._calls.watched():
-            loss: Any = self._loss(output, batch)
+            loss: Any = self._loss(output, dict(batch))
             if self._repeated is None:
-                self._repeated = _value(loss), _value(self._loss(output, batch))
+                self._repeated = _value(loss), _value(self._loss(output, dict(batch)))
                 self._returns_metric = isinstance(loss, tuple) and self._weighs_output(loss, output, batch)
         self.declares_weight = isinstance(loss, tuple)
         return cast(Loss, loss)
 
     def _weighs_output(self, loss: Any, output: Any, batch: dict[str, Tensor]) -> bool:
-        """Whether the weight is another one for other outputs, in the range of these."""
+        """Whether other outputs, most of them in the range of these, have another weight."""
         weight = float(sum_and_weight(loss)[1])
-        for change in (_halved, *(partial(_turned, places) for places in (1, 2, 4, 8))):
+        for change in (_halved, torch.neg, *(partial(_turned, places) for places in (1, 2, 4, 8))):
+            changed = tree_map(partial(_where_trained, change), output)
             try:
-                other = self._loss(tree_map(change, output), batch)
+                other = self._loss(changed, dict(batch))
             except Exception:  # the loss need not take any other output
                 continue
             if float(sum_and_weight(other)[1]) != weight:
@@ -82,8 +83,9 @@ class LossRecorder:
     def blame(self, report: Report) -> None:
         self._calls.blame(_FIELD, report)
         if self._returns_metric:
-            what, _, remedy = A_METRIC.partition(". ")
-            report.find(_FIELD, what, remedy)
+            report.notes.append(
+                f"{_FIELD}: its second value follows the model's output. If it is a metric: {AS_A_WEIGHT}"
+            )
         once, again = self._repeated or (0.0, 0.0)
         if once != again and (once == once or again == again):  # not both no number
             report.find(
@@ -97,18 +99,17 @@ class LossRecorder:
 def check_weights(
     eager: EagerModel,
     batches: Sequence[Sample],
-    weights: Sequence[float],
     declared: bool,
     wanted: Sequence[Tensor],
     report: Report,
 ) -> None:
-    """Adds to `report` what is to be said of two micro-batches that count by `weights`.
+    """Adds to `report` what is to be said of how micro-batches count. `declared`: by weights of the loss.
 
     `wanted`: the parameters whose gradients are compared; the nearer to the output, the cheaper.
     """
     numbers = FixedNumbers(expected=True)
     try:
-        apart, together = _gradients(eager, batches, wanted, numbers)
+        apart, together, weights = _gradients(eager, batches, wanted, numbers)
     except UserCodeError as error:
         reason = error.message.splitlines()[0]
         report.notes.append(
@@ -118,11 +119,11 @@ def check_weights(
     size = float(together.norm())
     if size == 0.0 or not bool(torch.isfinite(together).all()):
         return
-    share = torch.tensor(weights, dtype=torch.float64) / sum(weights)
+    share = torch.tensor(weights, dtype=torch.float64) / (sum(weights) or 1.0)
     fitted = torch.linalg.lstsq(apart, together.unsqueeze(1), driver="gelsd").solution.flatten()
     differs, left = (float((together - apart @ by).norm()) / size for by in (share, fitted))
     if differs > _DIFFERS and left <= max(_DIFFERS, _FITS * differs):
-        alike = declared and list(weights) == [1.0, 1.0]  # (mean, 1): the user says that they count alike
+        alike = declared and weights == [1.0, 1.0]  # (mean, 1): the user says that they count alike
         if not alike:
             _blame_weights(fitted.tolist(), share.tolist(), declared, report)
     elif left > max(_TIED, _BITS * max(torch.finfo(value.dtype).eps for value in wanted)):
@@ -138,8 +139,9 @@ def check_weights(
 
 def _gradients(
     eager: EagerModel, batches: Sequence[Sample], wanted: Sequence[Tensor], numbers: FixedNumbers
-) -> tuple[Tensor, Tensor]:
-    """(a column for each micro-batch's mean loss, that of all together) in float64, thinned out alike.
+) -> tuple[Tensor, Tensor, list[float]]:
+    """(a column for each micro-batch's mean loss, that of all together, the micro-batches' weights), where
+    gradients are in float64 and thinned out alike.
 
     Dropout is left out, batch norm uses its running statistics, and every call begins with the same buffers,
     so that a sample's output is its own.
@@ -147,16 +149,20 @@ def _gradients(
     buffers = {name: buffer.detach().clone() for name, buffer in eager.module.named_buffers()}
     stride = 1 + sum(parameter.numel() for parameter in wanted) // _SAMPLED
 
-    def gradient(batch: Sample) -> Tensor:
+    def gradient(batch: Sample) -> tuple[Tensor, float]:
         loss = eager.loss(eager.output(batch), batch)
         total, weight = sum_and_weight(loss)
-        found = torch.autograd.grad(total / weight, wanted, allow_unused=True, materialize_grads=True)
+        weight = float(weight)
+        mean = total / (weight or 1.0)
+        found = torch.autograd.grad(mean, wanted, allow_unused=True, materialize_grads=True)
         eager.set_buffers(buffers)
-        return torch.cat([value.flatten()[::stride].double() for value in found])
+        return torch.cat([value.flatten()[::stride].double() for value in found]), weight
 
     joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
     with _running_statistics(eager.module), numbers, run_as_python():
-        return torch.stack([gradient(batch) for batch in batches], dim=1), gradient(joined)
+        apart = [gradient(batch) for batch in batches]
+        together, _ = gradient(joined)
+    return torch.stack([column for column, _ in apart], dim=1), together, [weight for _, weight in apart]
 
 
 def _output(eager: EagerModel, batch: Sample) -> Any:
@@ -206,7 +212,8 @@ def _loss(training: Training, output: Any, batch: dict[str, Tensor]) -> Loss:
     """The user's loss, which must lead back to the model: otherwise the job would run and train nothing."""
     with run_as_python():
         loss: Any = training.loss(output, batch)
-    total, _ = sum_and_weight(loss)
+    total, weight = sum_and_weight(loss)
+    refuse_metric(weight)
     if not isinstance(total, Tensor):
         return loss
     if not total.requires_grad:
@@ -247,12 +254,14 @@ def _value(loss: Any) -> float:
     return float(total.detach()) / (float(weight) or 1.0)  # a micro-batch may have nothing to be summed
 
 
-def _halved(value: Any) -> Any:
-    return value * 0.5 if isinstance(value, Tensor) and value.requires_grad else value
+def _where_trained(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    return change(value) if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _turned(places: int, value: Any) -> Any:
+def _halved(value: Tensor) -> Tensor:
+    return value * 0.5
+
+
+def _turned(places: int, value: Tensor) -> Tensor:
     """The numbers of each row in another order."""
-    if not isinstance(value, Tensor) or not value.requires_grad:
-        return value
     return value.roll(places, -1) if value.ndim else value

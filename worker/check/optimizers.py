@@ -8,6 +8,7 @@ A few parameters live longer: on other gradients in each step, and down a quadra
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ _MODES = (
     '(docs/precision.md, "Weights for evaluation")'
 )
 _MOST_FACTORS = 10_000  # that a schedule is asked for
+_MOST_SCHEDULE_S = 3.0  # one that steps a scheduler of torch up to the step takes longer with each step
 _MOST_SECTIONS = 3  # that live longer
 _MOST_PARAMETERS = 6  # of each of them
 
@@ -54,10 +56,13 @@ def check_optimizer(training: Training, chain: Sections, watch: Watch, report: R
 
 
 def check_schedule(training: Training, steps: int) -> None:
-    """Ask for the factors of all steps, or of many spread over them. Raises `UserCodeError`."""
+    """Ask for the factors of the last step, and of the others for a few seconds. Raises `UserCodeError`."""
     if training.schedule is None or not steps:
         return
-    for step in (*range(0, steps, 1 + steps // _MOST_FACTORS), steps - 1):
+    began = time.monotonic()
+    for step in (steps - 1, *range(0, steps, 1 + steps // _MOST_FACTORS)):
+        if time.monotonic() - began > _MOST_SCHEDULE_S:
+            return
         what = f"Training.schedule({step})"
         value: Any = call_user_code(what, training.schedule, step)
         if not call_user_code(what, _is_finite, value):

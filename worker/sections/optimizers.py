@@ -9,7 +9,7 @@ Changes `torch.optim.Optimizer.add_param_group` while the user's function runs: 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Generator, Iterable, Mapping, Sequence, Sized
+from collections.abc import Generator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -63,7 +63,7 @@ def _described(made: object) -> str:
     kind = type(made).__name__
     if not isinstance(made, tuple | list | dict):
         return kind
-    if any(isinstance(each, LRScheduler) for each in cast(Iterable[object], made)):
+    if any(isinstance(each, LRScheduler) for each in tree_leaves(made)):
         return (
             f"{kind} with a learning rate scheduler. Return the optimizer alone, and give the factor of each "
             "step as Training(schedule=lambda step: ...)"

@@ -25,7 +25,14 @@ from ...model.precision import Precision, autocast
 from ...model.seeds import seed64
 from ...model.torch_private.pytree import tree_unflatten
 from ...model.tracing.layouts import laid_out, memory_order
-from ...model.training import Training, call_user_code, raised_by_user, sum_and_weight, user_error
+from ...model.training import (
+    Training,
+    call_user_code,
+    raised_by_user,
+    refuse_metric,
+    sum_and_weight,
+    user_error,
+)
 from . import engine, halves
 from .loss_scale import LossScale
 from .lr import LearningRates
@@ -367,6 +374,7 @@ class SectionRuntime:
         moved = {name: entry.to(self._device) for name, entry in batch.items()}
         loss: Any = call_user_code("Training.loss", self._training.loss, output, moved)
         total, weight = sum_and_weight(loss)
+        refuse_metric(weight)
         if not isinstance(total, Tensor) or total.numel() != 1:
             got = f"a tensor of {list(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
             raise UserCodeError(
