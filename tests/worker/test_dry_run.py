@@ -130,5 +130,5 @@ def test_a_run_beyond_the_machine_is_refused_with_the_figures() -> None:
     assert refusal(7 << 20, None) is None
     said = refusal(1 << 60, None)
     assert said is not None
-    assert "GiB of memory" in said
+    assert "1024 PiB of memory" in said
     assert refusal(7 << 20, (10 << 20) - 2) is not None
