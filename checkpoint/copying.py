@@ -25,7 +25,7 @@ def published(store: Store, job: str, step: int | None = None) -> tuple[Checkpoi
     """
     head = read_head(store, job)
     if head is None:
-        raise NoReadable(f"job {job} has no checkpoint in {store.uri} yet")
+        raise NoReadable(f"{store.uri} has no checkpoint of job {job}")
     found = tuple(c for c in head.manifests if step is None or c.step == step)
     if not found:
         steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(head.manifests))

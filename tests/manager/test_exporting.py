@@ -41,7 +41,7 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
         manager.client.post(f"/jobs/{job}/stop")
     login = ["--server", manager.url, "--token", manager.token]
     assert main(["export", job, *login]) == 2
-    assert f"job {job} has no checkpoint in " in capsys.readouterr().err
+    assert f"has no checkpoint of job {job}" in capsys.readouterr().err
     store = open_store((tmp_path / "store").as_uri())
     monkeypatch.setattr(checkpoints, "JOB", job)
     checkpoints.published(store, 10, 1)

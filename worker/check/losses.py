@@ -73,10 +73,10 @@ class LossRecorder:
         for change in (_halved, torch.neg, *(partial(_turned, places) for places in (1, 2, 4, 8))):
             changed = tree_map(partial(_where_trained, change), output)
             try:
-                other = self._loss(changed, dict(batch))
+                other = float(sum_and_weight(self._loss(changed, dict(batch)))[1])
             except Exception:  # the loss need not take any other output
                 continue
-            if float(sum_and_weight(other)[1]) != weight:
+            if other != weight:
                 return True
         return False
 
