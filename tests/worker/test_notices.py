@@ -273,16 +273,14 @@ def watched(*, handed_over: bool = False) -> tuple[Scripted, NoticeWatcher, list
     return source, watcher, now, told
 
 
-RUNNER = asyncio.Runner()  # a watcher that is played twice belongs to one loop
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    """A watcher that is played twice belongs to one loop."""
+    with asyncio.Runner() as runner:
+        yield runner
 
 
-@pytest.fixture(autouse=True, scope="module")
-def runner() -> Iterator[None]:
-    with RUNNER:
-        yield
-
-
-def play(source: Scripted, watcher: NoticeWatcher, *said: Reading | None) -> None:
+def play(runner: asyncio.Runner, source: Scripted, watcher: NoticeWatcher, *said: Reading | None) -> None:
     async def run() -> None:
         running = asyncio.create_task(watcher.run())
         for each in said:
@@ -291,61 +289,61 @@ def play(source: Scripted, watcher: NoticeWatcher, *said: Reading | None) -> Non
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
-    RUNNER.run(run())
+    runner.run(run())
 
 
 TAKEN = Reading(Notice("Preempt", 60.0, "e-1"))
 
 
-def test_a_notice_is_told_when_it_comes_and_when_it_goes() -> None:
+def test_a_notice_is_told_when_it_comes_and_when_it_goes(runner: asyncio.Runner) -> None:
     source, watcher, _, told = watched()
     assert not watcher.known
-    play(source, watcher, Reading(), TAKEN)
+    play(runner, source, watcher, Reading(), TAKEN)
     assert watcher.notice == TAKEN.notice
-    play(source, watcher, Reading())
+    play(runner, source, watcher, Reading())
     assert watcher.known
     assert watcher.notice is None
     assert len(told) == 3
 
 
-def test_a_source_that_does_not_answer_withdraws_nothing() -> None:
+def test_a_source_that_does_not_answer_withdraws_nothing(runner: asyncio.Runner) -> None:
     source, watcher, now, told = watched()
-    play(source, watcher, TAKEN, None)
+    play(runner, source, watcher, TAKEN, None)
     now[0] = 20.0
     assert watcher.notice == Notice("Preempt", 40.0, "e-1")
     assert told == ["changed"]
 
 
-def test_a_source_that_never_answered_is_not_known() -> None:
+def test_a_source_that_never_answered_is_not_known(runner: asyncio.Runner) -> None:
     source, watcher, _, _ = watched()
-    play(source, watcher, None)
+    play(runner, source, watcher, None)
     assert not watcher.known
 
 
-def test_a_vm_at_risk_has_no_notice() -> None:
+def test_a_vm_at_risk_has_no_notice(runner: asyncio.Runner) -> None:
     source, watcher, _, told = watched()
-    play(source, watcher, Reading(), Reading(at_risk=True))
+    play(runner, source, watcher, Reading(), Reading(at_risk=True))
     assert watcher.at_risk
     assert watcher.notice is None
     assert len(told) == 2
 
 
-def test_a_sigterm_is_a_notice_that_nothing_withdraws() -> None:
+def test_a_sigterm_is_a_notice_that_nothing_withdraws(runner: asyncio.Runner) -> None:
     source, watcher, now, _ = watched()
     watcher.terminate(10.0)
-    play(source, watcher, TAKEN, Reading())
+    play(runner, source, watcher, TAKEN, Reading())
     now[0] = 4.0
     watcher.terminate(10.0)
     assert watcher.notice == Notice("SIGTERM", 6.0)
 
 
-def test_a_notice_is_acknowledged_once_and_only_after_the_hand_over() -> None:
+def test_a_notice_is_acknowledged_once_and_only_after_the_hand_over(runner: asyncio.Runner) -> None:
     source, watcher, _, _ = watched()
-    play(source, watcher, TAKEN)
+    play(runner, source, watcher, TAKEN)
     assert source.acknowledged == []
     source, watcher, _, _ = watched(handed_over=True)
     source.refusals = 1
-    play(source, watcher, TAKEN, TAKEN)
+    play(runner, source, watcher, TAKEN, TAKEN)
     assert source.acknowledged == ["e-1"]
 
 
