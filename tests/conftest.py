@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: tests and their processes share the cores, a thread each
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of processes: see pytest_collection_finish
+gc.disable()  # until then: nearly all that imports and collection make stays
 
 import pytest
 from azurite_server import AzuriteServer
@@ -52,6 +53,7 @@ def pytest_collection_finish() -> None:
     subprocess.Popen = WarmPopen
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Run:
         return self.service.submit(
             Path(models.__file__).read_text(),
             secrets={**keys, "WANDB_API_KEY": self.secret},
-            entrypoint="train:slow_gpt",
+            entrypoint="train:slowest_gpt",
             training={"global_batch_size": 8, "seed": 7, "steps": STEPS},
             parallelism={"microbatch_size": 2, "num_sections": 8},
             resources={"provider": provider, "max_nodes": 1},

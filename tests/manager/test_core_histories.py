@@ -13,8 +13,8 @@ import pytest
 from faulty_world import FaultyWorld
 from makara.manager.core.state import Status
 
-PER_SHARD = 60
-SHARDS, SOAKED_SHARDS = 5, 100
+PER_SHARD = 30
+SHARDS, SOAKED_SHARDS = 5, 200
 _FAILED_ONCE = (
     95891909,  # the dead's last report kept a generation from ever being late
     785573938,  # so did one who could not publish the last step, its peers having finished

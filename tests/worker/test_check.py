@@ -30,6 +30,7 @@ from makara.worker.check.findings import Report
 from makara.worker.check.memory import Needs
 from makara.worker.check.optimizers import check_optimizer
 from torch import nn
+from zoo_names import ZOO_NAMES
 
 FOLDER = Path(__file__).parents[1]
 SUPPORT = FOLDER / "support"
@@ -119,7 +120,7 @@ def test_a_model_without_hidden_dependencies_is_its_pieces(build: Callable[[], T
     assert max(report["largest_differences"].values()) < 1e-6
 
 
-@pytest.mark.parametrize("name", user_models.ZOO)
+@pytest.mark.parametrize("name", ZOO_NAMES)
 def test_models_that_users_bring_are_their_pieces(name: str) -> None:
     stated = {"microbatch_size": 1} if name == "moe" else {}  # its balance of loads is over a micro-batch
     report = examine(user_models.ZOO[name](0.1), **stated)

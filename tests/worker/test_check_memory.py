@@ -111,7 +111,7 @@ def bare_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     ("source", "m"),
     [
         ("Buffered()", 1),
-        ("Buffered(moved=True)", 1),
+        pytest.param("Buffered(moved=True)", 1, marks=pytest.mark.soak),
         ("Constant()", 1),
         ("Attention(0.1, False)", 2),
         pytest.param("Attention(0.0, True)", 2, marks=pytest.mark.soak),

@@ -64,7 +64,8 @@ class Flips:
         self.run.fleet.close()
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_a_flip_anywhere_in_a_replica_is_found_and_undone(tmp_path: Path, replicas: int) -> None:
     steps = 60
     job = Flips(tmp_path, replicas, steps, checkpoint_interval_steps=7)
