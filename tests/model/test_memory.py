@@ -152,12 +152,13 @@ CASES = (
 @pytest.mark.parametrize("model", CASES)
 def test_sections_give_what_eager_gives_wherever_the_model_is_cut(model: Callable[[], nn.Module]) -> None:
     training = training_of(model)
-    agree(training)
-    nodes = compute_nodes(trace(training, 4, 1).graph)
+    traced = trace(training, 4, 1)
+    agree(training, traced=traced)
+    nodes = compute_nodes(traced.graph)
     places = [place for place, size in enumerate(crossing_bytes(nodes, ())) if place and size is not None]
     for place in places:
-        agree(training, [place])
-    agree(training, places)
+        agree(training, [place], traced=traced)
+    agree(training, places, traced=traced)
 
 
 @pytest.mark.parametrize("model", [TurnedBuffer, PartOfABuffer])

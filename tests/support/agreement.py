@@ -11,7 +11,7 @@ from eager_runs import PreciseModel
 from makara.model.data import Batches
 from makara.model.partition.partition import Sections, split
 from makara.model.precision import Precision
-from makara.model.tracing.trace import trace
+from makara.model.tracing.trace import TracedModel, trace
 from makara.model.training import Training
 from torch import Tensor, nn
 from whole_runtime import gradients_of, whole_runtime
@@ -45,10 +45,17 @@ def training_of(model: Callable[[], nn.Module], **fields: Any) -> Training:
 
 
 def agree(
-    training: Training, cuts: Sequence[int] = (), rtol: float = 1e-5, precision: Precision = "fp32"
+    training: Training,
+    cuts: Sequence[int] = (),
+    rtol: float = 1e-5,
+    precision: Precision = "fp32",
+    traced: TracedModel | None = None,
 ) -> Sections:
-    """Asserts that the sections between `cuts` give what the user's own module gives; returns them."""
-    traced = trace(training, 4, 1, precision)
+    """Asserts that the sections between `cuts` give what the user's own module gives; returns them.
+
+    `traced`: of this training, where it is at hand.
+    """
+    traced = trace(training, 4, 1, precision) if traced is None else traced
     chain = split(traced, cuts)
     runtime = whole_runtime(chain, training, 1)
     batches = Batches(training.dataset(), 1, 4, 4)

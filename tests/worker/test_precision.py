@@ -92,7 +92,11 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
 
 @pytest.mark.parametrize(
     ("entry", "precision"),
-    [("models:normed_mlp", "bf16"), ("models:normed_mlp", "fp16"), ("user_models:llama", "fp16")],
+    [
+        ("models:normed_mlp", "bf16"),
+        ("user_models:llama", "fp16"),
+        pytest.param("models:normed_mlp", "fp16", marks=pytest.mark.soak),
+    ],
 )
 def test_real_processes_give_the_reference_bits(
     forge: Forge, tmp_path: Path, entry: str, precision: Precision

@@ -38,7 +38,13 @@ def assert_told(run: Run, precision: Precision) -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "losers"), [("fp16", ("b",)), ("fp16", ("a", "b")), ("fp32", ("a",)), ("bf16", ("a", "b"))]
+    ("precision", "losers"),
+    [
+        ("fp16", ("b",)),
+        ("fp16", ("a", "b")),
+        ("fp32", ("a",)),
+        pytest.param("bf16", ("a", "b"), marks=pytest.mark.soak),
+    ],
 )
 def test_survivors_agree_about_the_last_commit(
     run: Run, precision: Precision, losers: tuple[str, ...]

@@ -406,7 +406,9 @@ def test_peers_that_fell_back_past_an_unreadable_checkpoint_keep_their_state_at_
         run.fleet.close()
 
 
-@pytest.mark.parametrize("losers", [("a",), ("b",), ("b", "c"), ("a", "b", "c")])
+@pytest.mark.parametrize(
+    "losers", [("a",), ("b", "c"), ("a", "b", "c"), pytest.param(("b",), marks=pytest.mark.soak)]
+)
 def test_survivors_that_disagree_about_the_last_commit_reach_one_state(
     run: Run, losers: tuple[str, ...]
 ) -> None:
