@@ -20,6 +20,11 @@ _ROUNDS = 6
 _MASK = (1 << 64) - 1
 
 
+def copied(batch: Mapping[str, Tensor]) -> Sample:
+    """For one call of the user's loss, which may write into its batch."""
+    return {name: entry.clone() for name, entry in batch.items()}
+
+
 def open_dataset(training: Training, seed: int) -> Dataset:
     """Call `Training.dataset` with Python's, NumPy's and torch's CPU generators seeded by (seed, "dataset"),
     so that a split or a permutation drawn in it is the same in every process. Restores the generators.

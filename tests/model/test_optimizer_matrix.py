@@ -33,11 +33,12 @@ SAVED, DEATH = 3, 5  # steps: the death comes after two that are lost with it
 
 
 class Model(nn.Module):
-    """Matrices alone, as Muon takes nothing else."""
+    """Matrices alone, as Muon takes nothing else. Three layers, two of them of one stage, share theirs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(4))
+        self.layers = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(5))
+        self.layers[2].weight = self.layers[3].weight = self.layers[1].weight
         self.out = nn.Linear(12, 5, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def of(optimizer: Callable[..., Any]) -> Training:
 @cache
 def chain() -> Sections:
     traced = trace(of(optim.AdamW), M, SEED)
-    return split(traced, choose_cuts(traced, 5))
+    return split(traced, choose_cuts(traced, 6))
 
 
 def parameters(named: Any) -> list[nn.Parameter]:
@@ -113,12 +114,34 @@ def two_stages_and_a_death(training: Training) -> dict[str, Tensor]:
         workers.step(step, shuffle)  # lost
     for step in range(SAVED, STEPS):
         restored.step(step, shuffle)
+    (replica,) = restored.replicas
+    (shared,) = chain().shared.values()
+    copies = [
+        section for stage in replica for section in stage.sections.values() if section.info.index in shared
+    ]
+    assert len(copies) == 3
+    for copy in copies:
+        assert torch.equal(copy.parameters["layers.1.weight"], copies[0].parameters["layers.1.weight"])
     state = restored.state()
     return {name: state[f"weights/{name}"] for name in chain().trainable_names}
 
 
+class Wasteful(optim.SGD):
+    """Uses its gradients as room for something else once it has read them."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.fill_(7.0)
+
+
 RIGHT: dict[str, Callable[..., Any]] = {
     "SGD": lambda named: optim.SGD(named, lr=0.05, momentum=0.9, nesterov=True),
+    "SGD, all tensors at once": lambda named: optim.SGD(
+        named, lr=0.05, momentum=0.9, nesterov=True, foreach=True
+    ),
+    "SGD that writes into gradients": lambda named: Wasteful(named, lr=0.05),
     "Adam": lambda named: optim.Adam(named, lr=1e-3),
     "AdamW": lambda named: optim.AdamW(named, lr=1e-3),
     "NAdam": lambda named: optim.NAdam(named, lr=1e-3),

@@ -7,6 +7,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from makara.model.errors import NonFiniteGradient, RecipeMismatch
 from makara.model.partition.partition import Sections, choose_cuts, split
 from makara.model.tracing.trace import trace
 from makara.model.training import Training
-from models import intermittent, skip_model, tied_gpt, untied_mlp
+from models import intermittent, last_token_loss, skip_model, tied_gpt, untied_mlp
 from torch import Tensor, nn
+from whole_runtime import gradients_of, whole_runtime
 
 STEPS = 4
 reference = partial(reference_of, steps=STEPS)
@@ -54,6 +56,28 @@ def test_any_partition_order_and_recompute_gives_the_reference_bits(
     assert found == losses
     assert state.keys() == expected.keys()
     assert [name for name in state if not same_bits(state[name], expected[name])] == []
+
+
+def test_a_loss_may_write_into_its_batch() -> None:
+    """It runs twice where its section is recomputed."""
+
+    def loss(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        batch["targets"].add_(1).remainder_(output.shape[-1])
+        return last_token_loss(output, batch)
+
+    training = dataclasses.replace(untied_mlp(), loss=loss)
+    chain = chain_of(training)
+    runtime = whole_runtime(chain, training, SEED)
+    batch = Batches(training.dataset(), SEED, M, M).micro_batch(0, 0)
+    pieces: list[Any] = []
+    gradients: list[dict[str, Tensor]] = []
+    for keep in (True, False):
+        pieces.append(runtime.forward(0, 0, 0, chain.num_sections, {}, batch, keep=keep).piece)
+        if not keep:
+            runtime.recompute(0, 0)
+        gradients.append(gradients_of(runtime))
+    assert pieces[0] == pieces[1]
+    assert all(same_bits(gradients[0][name], gradients[1][name]) for name in chain.trainable_names)
 
 
 def test_a_gradient_that_is_zero_in_every_other_step_doubles_none_but_the_first() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model.data import Sample
+from ...model.data import Sample, copied
 from ...model.torch_private.pytree import tree_leaves, tree_map, tree_unflatten
 from ...model.tracing.nodes import value_of
 from ...model.tracing.trace import TracedModel
@@ -61,7 +61,7 @@ def loss_couples(loss: Callable[[Any, dict[str, Tensor]], Loss], results: Sequen
         together = {name: torch.cat([batch[name] for _, batch in parts]) for name in parts[0][1]}
         with FixedNumbers(expected=True):
             whole = _gradients(loss, joined, together, [output for output, _ in parts])
-            own = [_gradients(loss, output, dict(batch), [output])[0] for output, batch in parts]
+            own = [_gradients(loss, output, copied(batch), [output])[0] for output, batch in parts]
     except Exception:  # the outputs may be made up: what the loss says of them is no fault of the user's
         return None
     size = float(torch.cat(whole).norm())

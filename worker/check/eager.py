@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...model.data import Batches
+from ...model.data import Batches, copied
 from ...model.errors import UserCodeError
 from ...model.seeds import preserved_randomness, seed64, seed_everything
 from ...model.torch_private.higher_order import run_as_python
@@ -104,7 +104,7 @@ class EagerModel:
     def loss(self, output: Any, batch: Mapping[str, Tensor]) -> Any:
         """The result of the user's loss."""
         with run_as_python():
-            return call_user_code("Training.loss", self._training.loss, output, dict(batch))
+            return call_user_code("Training.loss", self._training.loss, output, copied(batch))
 
     def _micro_batch(self, step: int, i: int, found: dict[str, list[Tensor]]) -> tuple[float, float]:
         """Adds to `found` the buffers as forward leaves them."""

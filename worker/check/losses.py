@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ...model.data import Sample
+from ...model.data import Sample, copied
 from ...model.errors import UserCodeError
 from ...model.torch_private.higher_order import run_as_python
 from ...model.torch_private.modules import BatchNorm
@@ -60,9 +60,9 @@ class LossRecorder:
 
     def __call__(self, output: Any, batch: dict[str, Tensor]) -> Loss:
         with self._calls.watched():
-            loss: Any = self._loss(output, dict(batch))
+            loss: Any = self._loss(output, copied(batch))
             if self._repeated is None:
-                self._repeated = _value(loss), _value(self._loss(output, dict(batch)))
+                self._repeated = _value(loss), _value(self._loss(output, copied(batch)))
                 self._returns_metric = isinstance(loss, tuple) and self._weighs_output(loss, output, batch)
         self.declares_weight = isinstance(loss, tuple)
         return cast(Loss, loss)
@@ -73,7 +73,7 @@ class LossRecorder:
         for change in (_halved, torch.neg, *(partial(_turned, places) for places in (1, 2, 4, 8))):
             changed = tree_map(partial(_where_trained, change), output)
             try:
-                other = float(sum_and_weight(self._loss(changed, dict(batch)))[1])
+                other = float(sum_and_weight(self._loss(changed, copied(batch)))[1])
             except Exception:  # the loss need not take any other output
                 continue
             if other != weight:
@@ -91,7 +91,7 @@ class LossRecorder:
             report.find(
                 _FIELD,
                 f"it gives {once:.9g} and then {again:.9g} for the same output and batch: it keeps state, or "
-                "changes its arguments in place. Micro-batches are computed on any machine, in any order",
+                "changes the output in place. Micro-batches are computed on any machine, in any order",
                 "Make it a function of the output and the batch alone",
             )
 

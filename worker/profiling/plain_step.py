@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...model.data import Batches, open_dataset
+from ...model.data import Batches, copied, open_dataset
 from ...model.tracing.calling import forward_call
 from ...model.training import Training, build_module, load_entrypoint, set_training_mode, sum_and_weight
 from ...protocol.answers import write_answer
@@ -34,7 +34,7 @@ def plain_step_s(training: Training, global_batch_size: int, m: int) -> float:
     times: list[float] = []
     for _ in range(1 + _REPEATS):
         began = time.perf_counter()
-        loss: Any = training.loss(module(**call.arguments(batch)), batch)
+        loss: Any = training.loss(module(**call.arguments(batch)), copied(batch))
         sum_and_weight(loss)[0].backward()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:]) * batches.num_micro_batches

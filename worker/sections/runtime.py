@@ -266,7 +266,9 @@ class SectionRuntime:
         self.set_lr(step)
         seed_device(self._device, seed64("optimizer", self._seed, step, self.info.index))
         for name, owned in self._owned.items():
-            gradient = gradients[name].to(owned.device, owned.dtype)
+            # An optimizer may write into its gradients, which other sections of this worker have too.
+            shared = coefficient is None and name in self._sections.shared
+            gradient = gradients[name].to(owned.device, owned.dtype, copy=shared)
             owned.grad = gradient if coefficient is None else gradient * coefficient.to(owned.device)
         call_user_code("optimizer.step()", self.optimizer.step)
         for owned in self._owned.values():
@@ -371,7 +373,8 @@ class SectionRuntime:
         updates: dict[str, Tensor],
     ) -> SectionOutput:
         output = tree_unflatten(results, self._sections.traced.out_spec)
-        moved = {name: entry.to(self._device) for name, entry in batch.items()}
+        # Its own: the user's loss may write into them, and runs once more where this is recomputed.
+        moved = {name: entry.to(self._device, copy=True) for name, entry in batch.items()}
         loss: Any = call_user_code("Training.loss", self._training.loss, output, moved)
         total, weight = sum_and_weight(loss)
         refuse_metric(weight)
