@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,10 +17,13 @@ def graph_lines(graph: fx.Graph, owner: nn.Module, known: Mapping[str, str]) -> 
     lines: list[str] = []
     for node, number in numbers.items():
         if node.op == "get_attr":
-            body = owner.get_submodule(str(node.target))
+            held: Any = attrgetter(str(node.target))(owner)
+            if isinstance(held, Tensor):
+                lines.append(f"%{number} tensor {form(held)} {digest(held)}")
+                continue
             lines.append(f"%{number} body")
-            if isinstance(body, fx.GraphModule):
-                lines += ["  " + line for line in graph_lines(body.graph, body, {})]
+            if isinstance(held, fx.GraphModule):
+                lines += ["  " + line for line in graph_lines(held.graph, held, {})]
             continue
         target = known.get(node.name, "") if node.op == "placeholder" else str(node.target)
         arguments = fx.map_arg((node.args, node.kwargs), lambda used: f"%{numbers[used]}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from operator import attrgetter
+from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ..torch_private.pytree import tree_leaves
 from ..torch_private.storages import storage_key
@@ -36,7 +37,7 @@ def bodies_of(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a higher-order operation is given: both branches of torch.cond, for one."""
     owner: Any = node.graph.owning_module
     used = [str(used.target) for used in node.all_input_nodes if used.op == "get_attr"]
-    found = [cast(nn.Module, owner).get_submodule(name) for name in used]
+    found = [attrgetter(name)(owner) for name in used]
     return [body for body in found if isinstance(body, fx.GraphModule)]
 
 

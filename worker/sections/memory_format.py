@@ -21,7 +21,7 @@ def on_device(original: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """A copy of the graph with the traced device (`cpu`) replaced by `device`."""
     if device.type == "cpu":
         return original
-    copied = copy.deepcopy(original)
+    copied = copy.deepcopy(original).to(device)  # tensors that branches of torch.cond hold
     for module in copied.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
