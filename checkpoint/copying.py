@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..protocol.messages import CheckpointRef
-from .errors import Corrupt, HeadAhead, NoReadable, NotFound
+from .errors import Corrupt, HeadAhead, HeadCorrupt, NoReadable, NotFound
 from .head import Head, delete_objects, read_head, swap_head
 from .layout import checkpoint_of, head_key, job_prefix, manifest_key, part_key, parts_prefix
 from .manifest import CheckpointPart, Manifest, load_manifest
@@ -21,9 +21,12 @@ _LOOKS = 3  # how often the source's head is read: its job may retire what is be
 def published(store: Store, job: str, step: int | None = None) -> tuple[CheckpointRef, ...]:
     """The checkpoints that the head of `job` lists, newest first; only of `step` if given.
 
-    Raises `NoReadable` if there is none.
+    Raises `NoReadable` if there is none, or the head cannot be read.
     """
-    head = read_head(store, job)
+    try:
+        head = read_head(store, job)
+    except HeadCorrupt as error:
+        raise NoReadable(f"the checkpoints of job {job} in {store.uri} are not known: {error}") from error
     if head is None:
         raise NoReadable(f"{store.uri} has no checkpoint of job {job}")
     found = tuple(c for c in head.manifests if step is None or c.step == step)

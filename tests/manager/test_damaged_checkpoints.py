@@ -210,6 +210,16 @@ def test_where_no_checkpoint_can_be_read_a_person_is_asked_and_nothing_is_lost_u
     assert script.state.published == (() if script.state.restarting else (ref(33), ref(35)))
 
 
+def test_nobody_is_asked_for_a_generation_that_another_has_followed() -> None:
+    script = stopped(33, 35)
+    first, _ = resumed(script)
+    form(script, 33, ref(35))
+    failure = Failure(kind="unreadable", message=NONE)
+    script.report(script.change(first, generation=0, phase=Phase.EXITED, failure=failure))
+    assert script.last(WorkerFailed).kind == "unreadable"
+    assert script.count(PersonNeeded) == 0
+
+
 def test_a_job_that_is_to_stop_ends_where_no_checkpoint_can_be_read() -> None:
     script = stopped(33, 35)
     resumed(script)

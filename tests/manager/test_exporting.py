@@ -12,6 +12,7 @@ from azurite_server import AzuriteServer
 from conftest import StoreAddress
 from core_script import RECIPE
 from makara.checkpoint import CREDENTIALS, export, open_store, weights_sha256
+from makara.checkpoint.layout import head_key
 from makara.manager.cli.client import RequestRefused
 from makara.manager.cli.main import main
 from makara.protocol.messages import CheckpointRef
@@ -69,6 +70,12 @@ def test_any_published_checkpoint_is_exported_while_a_job_runs_and_after_its_end
     assert field == "step"
     assert message.startswith(f"the checkpoint of step 30 is damaged: {damaged} in {store.uri}: ")
     assert message.endswith("; --step exports another: 20, 10")
+    (tmp_path / "store" / head_key(job)).write_bytes(b"torn")
+    with pytest.raises(RequestRefused) as refused:
+        manager.client.post(f"/jobs/{job}/export", json={})
+    ((field, message),) = refused.value.errors
+    assert field == "step"
+    assert message.startswith(f"the checkpoints of job {job} in {store.uri} are not known: {head_key(job)}")
     with pytest.raises(RequestRefused) as refused:
         manager.client.post(f"/jobs/{job}/export", json={"secrets": {"OTHER": "x"}})
     assert refused.value.errors == [("secrets", "OTHER is no key of a store")]

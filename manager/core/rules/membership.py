@@ -64,7 +64,7 @@ def record_failures(context: Context) -> None:
                 own_steps=own_steps(worker),
             )
         )
-        if failure.kind == "unreadable":
+        if failure.kind == "unreadable" and not context.state.running:  # else of a generation that is past
             waiting.ask_for_checkpoints(context, failure.message)
         if never_ran(worker) and worker.phase is Phase.EXITED and vm.live:
             # Nothing ever ran here (the VM's own setup failed), and its agent will not try again.
