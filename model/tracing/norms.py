@@ -107,7 +107,7 @@ def _in_layout_of(given: Tensor, result: Any) -> Any:
 def _channels_last(tensor: Tensor) -> torch.memory_format | None:
     """The format that torch would compute in, if it is channels-last and on the CPU."""
     form = _CHANNELS_LAST.get(tensor.ndim)
-    if form is None or tensor.device.type != "cpu" or 0 in tensor.stride():
+    if form is None or tensor.device.type != "cpu" or tensor.is_contiguous() or 0 in tensor.stride():
         return None
     dense = torch.empty_like(tensor, device="meta")  # without the gaps that a slice has
     return form if dense.is_contiguous(memory_format=form) and not dense.is_contiguous() else None

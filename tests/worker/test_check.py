@@ -469,10 +469,13 @@ MODELS: dict[str, tuple[Callable[[], Training], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("max_seconds", [None, 0.0], ids=["compared", "not compared"])
 @pytest.mark.parametrize("loss", [coupled_models.and_accuracy, coupled_models.of_hard_samples])
-def test_a_weight_that_follows_the_output_is_noted(loss: Callable[..., Any]) -> None:
+def test_a_weight_that_follows_the_output_is_noted(
+    loss: Callable[..., Any], max_seconds: float | None
+) -> None:
     """It may be a metric, or the number of the samples that the loss chose, which is right."""
-    report = examine(sound(loss=loss))
+    report = examine(sound(loss=loss), max_seconds=max_seconds)
     assert [note for note in report["notes"] if "its second value follows the model's output" in note]
 
 

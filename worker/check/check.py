@@ -31,6 +31,7 @@ from .comparison import NUM_MICRO_BATCHES, Comparison, watch_for
 from .coupling import LOSS, judge_coupling, loss_couples, made_up_outputs
 from .findings import TOLERANCE, Report
 from .global_state import Watch
+from .losses import LossRecorder
 from .memory import Needs, refusal
 from .neighbours import compare_neighbours
 from .optimizers import check_optimizer, check_schedule
@@ -207,10 +208,13 @@ def _run_parts(
 
 
 def _try_loss_alone(training: Training, traced: TracedModel, batches: Batches, report: Report) -> None:
-    """Whether the loss makes samples depend on each other, where the model is not run as a whole."""
+    """What the loss alone shows on made-up outputs, where the model is not run as a whole: state that it
+    keeps, a metric, and whether it makes samples depend on each other."""
+    recorder = LossRecorder(training.loss)
     outputs = made_up_outputs(traced, NUM_MICRO_BATCHES)
     given = [batches.micro_batch(0, i) for i in range(NUM_MICRO_BATCHES)]
-    coupled = loss_couples(training.loss, list(zip(outputs, given, strict=True)))
+    coupled = loss_couples(recorder, list(zip(outputs, given, strict=True)))
+    recorder.blame(report)
     if coupled:
         report.batch_coupled = LOSS
         return

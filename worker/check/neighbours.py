@@ -65,14 +65,14 @@ def compare_neighbours(
             left_out[reason] += 1
             continue
         try:
-            joined = comparison.joined(first)
+            joined, apart = comparison.joined(first), comparison.apart(first)
         except (UserCodeError, RuntimeError, ValueError, IndexError) as error:
             left_out[f"made-up values are refused ({first_line(error)})"] += 1
             continue
         if not joined.is_finite:
             left_out["made-up values give no finite numbers"] += 1
             continue
-        _judge(chain, first, comparison.apart(first), joined, report)
+        _judge(chain, first, apart, joined, report)
     report.notes.append(
         f"{len(kinds) - left_out.total()} of {len(kinds)} kinds of neighbouring sections were compared with "
         "the two joined" + "".join(f"; {count} left out: {why}" for why, count in left_out.items())
