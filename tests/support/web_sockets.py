@@ -13,8 +13,8 @@ def web_socket(
 ) -> ClientConnection:
     """`manager`: its URL. Waits for as long as the manager needs.
 
-    TLS 1.2, as the client reads and writes in two threads, and OpenSSL may lose what is written while it reads
-    a ticket of TLS 1.3: of 10,000 requests on busy cores 26 never left, and both ends waited.
+    TLS 1.2, as the client reads and writes in two threads, and OpenSSL may lose what is written while it
+    reads a ticket of TLS 1.3: of 10,000 requests on busy cores 26 never left, and both ends waited.
     """
     if trust is not None:
         trust.maximum_version = TLSVersion.TLSv1_2
