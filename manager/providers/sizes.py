@@ -23,10 +23,12 @@ class VmType:
     gpu_memory_bytes: int | None = None  # of each GPU; None: unknown
     architectures: tuple[str, ...] = ()  # as the cloud writes them; empty: unknown
 
-    def offer(self, placement: Placement, price: Price | None) -> Offer:
+    def offer(self, placement: Placement, price: Price | None, on_demand: float | None) -> Offer:
+        """`on_demand`: the price of an hour without disk and address."""
         return Offer(
             placement=placement,
             price=price,
+            on_demand=on_demand,
             num_cpus=self.num_cpus,
             memory_bytes=self.memory_bytes,
             num_gpus=self.num_gpus,

@@ -45,6 +45,7 @@ class Offer(Frozen):
 
     placement: Placement
     price: Price | None
+    on_demand: float | None = None  # without disk and address: a spot VM's bid is never higher
     num_cpus: int | None = None
     memory_bytes: int | None = None
     num_gpus: int = 0

@@ -130,6 +130,14 @@ def test_an_attempt_is_journalled_with_the_command_that_makes_it() -> None:
     assert script.last(VmCreated).id == script.state.vms[made.vm].id == f"i-{made.vm}"
 
 
+@pytest.mark.parametrize(("on_demand", "sent"), [(0.3, 0.3), (0.5, 0.4), (None, 0.4)])
+def test_a_bid_is_at_most_the_on_demand_price(on_demand: float | None, sent: float) -> None:
+    offered = offer().model_copy(update={"on_demand": on_demand})
+    script = rented(Script(), offered, joined=False, max_price=0.4)
+    script.wait()
+    assert script.last(AttemptMade).attempt.max_price == sent
+
+
 def test_an_attempt_asks_for_the_jobs_image_and_disk() -> None:
     script = rented(Script(), offer(), joined=False, image="ami-1", disk_gb=80)
     script.wait()

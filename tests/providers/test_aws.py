@@ -484,16 +484,21 @@ def test_a_spot_vm_whose_price_the_user_states_costs_its_bid_or_the_on_demand_pr
     stand: AwsStand, bid: float | None, ceiling: float
 ) -> None:
     stand.aws.listed[TYPE] = 4.0
-    stand.aws.has_history = False
+    stand.aws.history.clear()
     wish = stand.resources(hourly_price=1.0, max_price=bid)
     prices = [price_of(wish, offer, 1.0) for offer in stand.aws_provider().offers(wish)]
     assert [price.hourly for price in prices] == [1.0] * 2
     assert [price.ceiling for price in prices] == pytest.approx([ceiling + EXTRA] * 2)
 
 
+def test_a_price_of_zero_is_no_price(stand: AwsStand) -> None:
+    stand.aws.history = dict.fromkeys(SPOT, 0.0)
+    assert {offer.price for offer in stand.aws_provider().offers(stand.resources())} == {None}
+
+
 def test_without_a_price_of_aws_a_spot_vm_costs_its_bid_at_most(stand: AwsStand) -> None:
     stand.aws.listed.clear()
-    stand.aws.has_history = False
+    stand.aws.history.clear()
     wish = stand.resources(hourly_price=1.0, max_price=3.0)
     for offer in stand.aws_provider().offers(wish):
         price = price_of(wish, offer, 1.0)
@@ -529,6 +534,20 @@ def test_each_fault_is_told_with_its_field(
     assert [name for name, _ in faults] == [field]
     assert told in faults[0][1]
     assert not stand.billed()
+
+
+def test_an_account_without_a_quota_of_its_own_has_the_default_one(
+    stand: AwsStand, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Found: every submission was refused, for a right that was there."""
+    stand.aws.quota, stand.aws.default_quota = None, 8.0
+    wish = stand.resources(min_nodes=3, max_nodes=3)
+    ((field, told),) = stand.aws_provider().check(wish)
+    assert field == "instance_type"
+    assert "12 vCPUs, and quota L-3819A6DF (vCPUs) of us-east-1 is 8" in told
+    stand.aws.default_quota = None
+    assert stand.aws_provider().check(wish) == []
+    assert "L-3819A6DF: AWS knows none in us-east-1, so that it was not checked" in caplog.text
 
 
 class Names:

@@ -50,6 +50,7 @@ def stand(tmp_path: Path) -> Iterator[AwsStand]:
     with aws_stand(tmp_path) as made:
         made.settings = made.settings.model_copy(update={"instance_profile": "makara-worker"})
         iam_backends[made.aws.account]["aws"].create_instance_profile("makara-worker", "/", [], [])
+        made.aws.quota = None  # so that the default one is asked for, too
         yield made
 
 

@@ -180,6 +180,19 @@ def test_of_several_prices_the_dearest_holds(cloud: AzureCloud) -> None:
     assert (offer.price.hourly, offer.price.ceiling) == (0.5, 0.9)
 
 
+def test_a_price_of_zero_is_no_price(cloud: AzureCloud) -> None:
+    """Found: meters that Azure has set no price for yet made VMs free, so that no cap ever acted."""
+    cloud.stand_in.more_prices = [("E4s_v5 Spot", 0.0)]
+    (offer,) = cloud.provider().offers(cloud.resources(instance_type="Standard_E4s_v5"))
+    assert offer.price is None
+
+
+def test_a_bid_above_the_on_demand_price_is_that_price(cloud: AzureCloud) -> None:
+    (offer,) = cloud.provider().offers(cloud.resources(max_price=9.0))
+    assert offer.price is not None
+    assert offer.price.ceiling == offer.on_demand
+
+
 def test_a_list_that_had_no_price_is_asked_again(cloud: AzureCloud) -> None:
     provider = cloud.provider()
     cloud.stand_in.has_prices = False

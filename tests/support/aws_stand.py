@@ -60,10 +60,11 @@ class Aws:
     def __init__(self, account: str) -> None:
         self.account = account
         self.troubles: set[Trouble] = set()
-        self.quota = 64.0  # vCPUs, of each kind
+        self.quota: float | None = 64.0  # vCPUs, of each kind; None: the account has AWS's default
+        self.default_quota: float | None = 64.0
         self.expired = False  # the credentials
         self.listed: dict[str, float] = dict(PRICES)  # what the price list has
-        self.has_history = True  # of spot prices
+        self.history: dict[str, float] = dict(SPOT)  # of spot prices: the newest, by zone
         self.calls: list[str] = []
         self.later_pages: Counter[str] = Counter()  # those among them that went on with a list
         self.page_size: int | None = 2  # of lists; None: as it was asked for
@@ -122,13 +123,12 @@ class Aws:
             case "GetConsoleOutput":
                 return 200, _console(form["InstanceId"]), True
             case "DescribeSpotPriceHistory":
-                return 200, _spot_history(form["InstanceType.1"], SPOT if self.has_history else {}), True
-            case "GetServiceQuota":
-                quota = {
-                    "QuotaCode": json.loads(body)["QuotaCode"],
-                    "QuotaName": "vCPUs",
-                    "Value": self.quota,
-                }
+                return 200, _spot_history(form["InstanceType.1"], self.history), True
+            case "GetServiceQuota" | "GetAWSDefaultServiceQuota":
+                value = self.quota if action == "GetServiceQuota" else self.default_quota
+                if value is None:
+                    return 400, b'{"__type": "NoSuchResourceException", "Message": "no such quota"}', True
+                quota = {"QuotaCode": json.loads(body)["QuotaCode"], "QuotaName": "vCPUs", "Value": value}
                 return 200, json.dumps({"Quota": quota}).encode(), True
             case "GetProducts":
                 return 200, self._products(json.loads(body)), True

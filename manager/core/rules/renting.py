@@ -121,6 +121,8 @@ def _to_be_had(context: Context, offer: Offer, price: Price, most: int) -> int:
 def _attempt(context: Context, vm: str, number: int, offer: Offer, price: Price) -> None:
     resources = context.spec.resources
     bid = resources.max_price if offer.placement.market is Market.SPOT else None
+    if bid is not None and offer.on_demand is not None:
+        bid = min(bid, offer.on_demand)
     attempt = Attempt(
         vm=vm,
         number=number,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from ...spec.job_spec import Resources
 from ...spec.placement import Market
@@ -11,8 +13,11 @@ from .. import NotAllowed, ProviderError, Unauthenticated
 from ..settings import AwsSettings
 from ..sizes import Fault, VmType, architecture_faults, disk_faults, size_faults
 from .clients import Clients
+from .errors import UnknownToAws
 from .images import Images
 from .offers import NAME, Offers, region_of
+
+log = logging.getLogger("makara.manager")
 
 # Quotas count vCPUs of the running VMs of some families. Codes are those of Service Quotas for EC2, taken
 # from the tables of other projects; families that are missing here are not checked.
@@ -124,18 +129,30 @@ class Checks:
         code = quota_code(kind.name, resources.markets[0])
         if code is None:
             return
-        try:
-            with self._clients.translated(f"quota {code}"):
-                found = self._clients.quotas(region).get_service_quota(ServiceCode="ec2", QuotaCode=code)
-        except NotAllowed as error:
-            raise ProviderError(f"{error}; the manager needs servicequotas:GetServiceQuota") from error
-        quota, needed = found["Quota"], resources.min_nodes * kind.num_cpus
-        if quota["Value"] < needed:
+        quota, needed = self._quota_of(region, code), resources.min_nodes * kind.num_cpus
+        if quota is not None and quota["Value"] < needed:
             yield (
                 "instance_type",
                 f"{resources.min_nodes} {kind.name} have {needed} vCPUs, and quota {code} "
                 f"({quota['QuotaName']}) of {region} is {quota['Value']:g}; ask AWS for more",
             )
+
+    def _quota_of(self, region: str, code: str) -> Any | None:
+        """The account's quota, or AWS's default where it has none of its own; None: AWS knows neither."""
+        quotas = self._clients.quotas(region)
+        for ask, right in (
+            (quotas.get_service_quota, "GetServiceQuota"),
+            (quotas.get_aws_default_service_quota, "GetAWSDefaultServiceQuota"),
+        ):
+            try:
+                with self._clients.translated(f"quota {code}"):
+                    return ask(ServiceCode="ec2", QuotaCode=code)["Quota"]
+            except UnknownToAws:
+                continue
+            except NotAllowed as error:
+                raise ProviderError(f"{error}; the manager needs servicequotas:{right}") from error
+        log.warning("quota %s: AWS knows none in %s, so that it was not checked", code, region)
+        return None
 
 
 def quota_code(instance_type: str, market: Market) -> str | None:

@@ -108,7 +108,7 @@ def _kind_of(error: ClientError) -> type[ProviderError]:
         return _BY_CODE[code]
     if code == "IdempotentParameterMismatch":
         return Mismatch
-    if code.endswith(".NotFound"):
+    if code.endswith(".NotFound") or code == "NoSuchResourceException":
         return UnknownToAws
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
     return NotAllowed if 400 <= status < 500 else ProviderError

@@ -35,7 +35,11 @@ class Offers:
         region = region_of(resources, self._settings)
         types = {name: self.kind(region, name) for name in resources.types_of(NAME)}
         return [
-            types[placement.instance_type].offer(placement, self._price(placement, resources))
+            types[placement.instance_type].offer(
+                placement,
+                self._price(placement, resources),
+                self._prices.on_demand(placement.region, placement.instance_type)[1],
+            )
             for placement in self._placements(resources, region)
         ]
 

@@ -74,7 +74,8 @@ class PriceList:
                 for entry in page["SpotPriceHistory"]
             ]
         found.sort(key=lambda entry: entry["Timestamp"])
-        return {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in found}
+        prices = {entry["AvailabilityZone"]: float(entry["SpotPrice"]) for entry in found}
+        return {zone: price for zone, price in prices.items() if price > 0.0}
 
     def _ask_list(self, listed: _Listed) -> float | None:
         filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in listed.wanted]

@@ -68,7 +68,8 @@ class Catalog:
             zone=zone,
             instance_type=size.name,
         )
-        return size.offer(placement, _price(listed, market, resources, self._settings.prices))
+        price = _price(listed, market, resources, self._settings.prices)
+        return size.offer(placement, price, listed[1].get(Market.ON_DEMAND))
 
     def _place_faults(self, resources: Resources) -> Iterator[Fault]:
         region, own = resources.region_of("azure"), self._settings.region
@@ -142,12 +143,10 @@ def _price(
     listed: tuple[float, dict[Market, float]], market: Market, resources: Resources, source: str
 ) -> Price | None:
     """The price, or None if unknown. A spot VM costs at most its bid, or without one the on-demand price."""
-    (at, by_market), bid = listed, resources.max_price
-    hourly = by_market.get(market)
-    if market is Market.ON_DEMAND:
-        ceiling = hourly
-    else:
-        ceiling = bid if bid is not None else by_market.get(Market.ON_DEMAND)
+    at, by_market = listed
+    hourly, ceiling, bid = by_market.get(market), by_market.get(Market.ON_DEMAND), resources.max_price
+    if market is Market.SPOT and bid is not None:
+        ceiling = bid if ceiling is None else min(bid, ceiling)
     source = f"{source}, without disk"
     if hourly is None:
         hourly, source = resources.hourly_price, STATED

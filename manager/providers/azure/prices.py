@@ -39,9 +39,9 @@ class PriceList:
     def _ask(self, key: tuple[str, str]) -> dict[Market, float]:
         hourly: dict[Market, float] = {}
         for item in self._items(*key):
-            market = _market_of(item)
-            if market is not None:
-                hourly[market] = max(float(item["unitPrice"]), hourly.get(market, 0.0))  # used as a ceiling
+            market, price = _market_of(item), float(item["unitPrice"])
+            if market is not None and price > 0.0:  # zero stands where no price has been set yet
+                hourly[market] = max(price, hourly.get(market, 0.0))  # used as a ceiling
         return hourly
 
     def _items(self, region: str, size: str) -> list[dict[str, Any]]:
