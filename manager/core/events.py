@@ -65,6 +65,13 @@ class AttemptFailed(Event):
     error: str
 
 
+class RequestTroubled(Event):
+    """A call for the newest attempt of this VM failed, and is repeated: its outcome is not known."""
+
+    vm: str
+    error: str
+
+
 class OffersSeen(Event):
     """What the job's providers offer now, in the order in which it is to be tried.
 
@@ -92,9 +99,10 @@ class ConsoleRead(Event):
 
 
 class VmTerminated(Event):
-    """The provider says that the VM is gone (authoritative)."""
+    """The provider says that the VM is gone (authoritative). `taken_back`: its words, if it took it back."""
 
     vm: str
+    taken_back: str = ""
 
 
 class VmEndingSeen(Event):

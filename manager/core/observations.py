@@ -107,6 +107,9 @@ class Observations:
     )  # by worker: its report
     offers: tuple[Offer, ...] | None = None  # of the job's providers; None: not known yet
     unanswered: tuple[str, ...] = ()  # providers whose offers are not known yet, though others' are
+    request_errors: Mapping[str, str] = field(
+        default_factory=empty_mapping
+    )  # by VM that was asked for: how the last call failed, if its outcome is not known
     manager_url: str = ""  # where a VM that is asked for now is to find its manager
     why_no_vm: str = ""  # why no more VMs are asked for, though more are wanted; empty if they are
     asks_singly_s: float | None = None  # one VM at a time is asked for, so long after the last unfit one

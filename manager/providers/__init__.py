@@ -56,6 +56,9 @@ class Resource:
     placement: Placement | None = None  # of a VM, if the cloud tells it
     private_address: str = ""  # in its network, if the cloud tells it
     public_address: str = ""
+    taken_back: str = (
+        ""  # why the cloud itself ended the VM, in its words; empty: it did not, or does not tell
+    )
     shows_power: bool = True  # False: from a list that reports a VM that has shut itself down as running
 
 
@@ -161,6 +164,11 @@ def statuses(resources: Iterable[Resource]) -> dict[str, ResourceStatus]:
     return found
 
 
+def taken_back(resources: Iterable[Resource]) -> dict[str, str]:
+    """{VM: why its cloud took it back} of the VMs of which a cloud tells that."""
+    return {resource.vm: resource.taken_back for resource in resources if resource.taken_back}
+
+
 def newest_attempts(resources: Iterable[Resource]) -> dict[str, int]:
     """{VM: the newest attempt of which a resource exists}."""
     found: dict[str, int] = {}
@@ -185,4 +193,5 @@ __all__ = [
     "Unauthenticated",
     "newest_attempts",
     "statuses",
+    "taken_back",
 ]

@@ -246,6 +246,8 @@ class Effects:
             except temporary as error:
                 log.warning("job %s: %s: %s; trying again", job, command.command, error)
                 self._tell_trouble(job, command, str(error))
+                if isinstance(command, RequestVm) and not isinstance(error, Throttled):
+                    await self.renting.troubled(job, command, str(error))
                 if isinstance(command, ReleaseVm) and not isinstance(error, Throttled):
                     await self.renting.not_released(job, command.vm, str(error))
             if not (wanted() if wanted is not None else self.state_of(job).ended is None):

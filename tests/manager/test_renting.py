@@ -19,6 +19,7 @@ from makara.manager.core.events import (
     OffersSeen,
     ReleaseRefused,
     ReportReceived,
+    RequestTroubled,
     ResumeRequested,
     StopRequested,
     VmEndingSeen,
@@ -40,6 +41,7 @@ from makara.manager.core.facts import (
     VmNotReleased,
     VmRequested,
 )
+from makara.manager.core.fold.renting import place_of
 from makara.manager.core.strikes.table import Kind
 from makara.manager.core.vms import VmStatus
 from makara.manager.spec.placement import Market, Offer, Placement, Price
@@ -87,11 +89,21 @@ def markets(script: Script) -> list[Market]:
     return [it.placement.market for it in made]
 
 
-def pass_time(script: Script, seconds: float) -> None:
-    """As a manager sees it that is not suspended; who has joined goes on reporting."""
+def pass_time(script: Script, seconds: float, *, answers: bool = True) -> None:
+    """As a manager sees it that is not suspended; clouds answer, and who has joined goes on reporting."""
     for _ in range(int(seconds / 5.0)):
         script.wait(5.0)
+        if answers:
+            answer(script)
         script.report()
+
+
+def answer(script: Script) -> None:
+    """All requests that are open give a VM."""
+    for vm in script.state.live_vms:
+        if vm.attempt is not None and vm.attempted_at is not None and not vm.id:
+            number, name = vm.attempt.number, f"i-{vm.vm}"
+            script.event(AttemptSucceeded(now=script.now, vm=vm.vm, number=number, id=name))
 
 
 def fail(script: Script, kind: RefusalKind = RefusalKind.NO_CAPACITY, error: str = "none there") -> None:
@@ -308,7 +320,7 @@ def test_a_vm_counts_until_it_is_gone() -> None:
 def test_a_refusal_that_comes_late_settles_what_was_given_up() -> None:
     script = rented(Script(releasing=False), offer(), joined=False)
     script.wait()
-    pass_time(script, script.timing.request_timeout_s + 5.0)
+    pass_time(script, script.timing.request_timeout_s + 5.0, answers=False)
     assert len(script.state.leaving) == 1
     fail(script)
     assert not script.state.counted_vms
@@ -587,10 +599,10 @@ def test_a_vm_has_its_time_to_join_from_when_its_cloud_has_it() -> None:
     script = rented(Script(), offer(), offer("b"), joined=False)
     script.wait()
     vm = script.last(RequestVm).vm
-    pass_time(script, 1000.0)
+    pass_time(script, 1000.0, answers=False)
     fail(script)
     assert script.last(RequestVm).key == f"{vm}/request/2"
-    pass_time(script, 1000.0)
+    pass_time(script, 1000.0, answers=False)
     assert script.state.vms[vm].live, "its newest attempt counts"
     succeed(script)
     pass_time(script, 1600.0)
@@ -717,6 +729,77 @@ def test_a_vm_that_has_not_joined_has_ended_only_once_it_is_gone() -> None:
     assert script.state.never_joined == 1
 
 
+TAKEN = "Server.SpotInstanceTermination: Instance terminated because capacity is needed"
+
+
+def test_vms_that_are_taken_back_before_they_join_say_nothing_against_their_image() -> None:
+    """Found: after three the job waited for a person, long after the squeeze had ended."""
+    script = rented(Script(), offer("a"), offer("b"), joined=False, max_nodes=1)
+    began: list[float] = []
+    for _ in range(30):
+        while not (live := script.state.live_vms):
+            script.wait(1.0)
+        began.append(script.now)
+        pass_time(script, 60.0)
+        script.event(VmTerminated(now=script.now, vm=live[0].vm, taken_back=TAKEN))
+        ended = script.last(VmEnded)
+        assert (ended.reason, ended.detail, ended.gone) == (EndReason.PREEMPTED, TAKEN, True)
+    assert script.state.never_joined == 0
+    assert not script.count(PersonNeeded)
+    assert [zone for _, zone, _ in asked(script)][:6] == ["a", "b", "a", "b", "a", "b"]
+    pauses = [later - earlier - 60.0 for earlier, later in pairwise(began)]
+    assert max(pauses[:4]) <= 5.0
+    assert 100.0 < max(pauses[-2:]) <= 300.0, "they grow"
+    pass_time(script, 300.0)
+    join(script)
+    place = script.last(RequestVm).attempt
+    assert place is not None
+    assert not script.state.strikes.count(Kind.REFUSED, place_of(place.placement, RefusalKind.ENDED))
+
+
+@pytest.mark.parametrize(("market", "others_joined"), [(SPOT, True), (SPOT, False), (ON_DEMAND, True)])
+def test_a_spot_vm_that_its_cloud_no_longer_knows_was_taken_where_others_have_joined(
+    market: Market, others_joined: bool
+) -> None:
+    """Azure says of no VM why it is gone."""
+    script = rented(Script(), offer(market=market), joined=others_joined, use_spot=market is SPOT)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    succeed(script)
+    script.event(VmTerminated(now=script.now, vm=vm))
+    is_taken = market is SPOT and others_joined
+    assert script.state.never_joined == (0 if is_taken else 1)
+    assert script.last(VmEnded).reason is (EndReason.PREEMPTED if is_taken else EndReason.REQUEST_FAILED)
+
+
+def test_a_launch_that_ends_at_once_is_told_in_the_clouds_words() -> None:
+    script = rented(Script(), offer("a"), offer("b"), joined=False)
+    script.wait()
+    fail(script, RefusalKind.ENDED, "i-1 has ended: Client.VolumeLimitExceeded: Volume limit exceeded")
+    assert script.last(VmEnded).detail == "i-1 has ended: Client.VolumeLimitExceeded: Volume limit exceeded"
+    script.wait()
+    assert [zone for _, zone, _ in asked(script)] == ["a", "b"]
+    assert (script.state.never_joined, script.state.strikes.count(Kind.REQUEST)) == (0, 0)
+
+
+def test_a_vm_of_which_nothing_was_ever_seen_is_asked_for_elsewhere() -> None:
+    """Found: three times thirty minutes of one zone, and then "3 VMs were rented and did not join"."""
+    script = rented(Script(), offer("a"), offer("b"), joined=False)
+    script.wait()
+    vm = script.last(RequestVm).vm
+    script.event(RequestTroubled(now=script.now, vm=vm, error="InternalServerError: try later"))
+    limit_s = script.timing.request_timeout_s
+    pass_time(script, limit_s + 5.0, answers=False)
+    why = f"no VM was seen in {limit_s:g} s: InternalServerError: try later"
+    assert (script.last(VmEnded).reason, script.last(VmEnded).detail) == (EndReason.REQUEST_FAILED, why)
+    assert script.count(ReleaseVm) == 1, "there may be one"
+    script.wait(1.0)
+    assert [zone for _, zone, _ in asked(script)] == ["a", "b"]
+    pass_time(script, 6.0 * limit_s, answers=False)
+    assert script.state.never_joined == 0
+    assert not script.count(PersonNeeded)
+
+
 def test_a_vm_that_is_gone_in_the_instant_of_its_first_report_had_joined() -> None:
     script = rented(Script(), offer(), joined=False)
     script.wait()
@@ -731,7 +814,7 @@ def test_a_vm_that_is_gone_in_the_instant_of_its_first_report_had_joined() -> No
     assert script.state.never_joined == 0
 
 
-@pytest.mark.parametrize("kind", list(RefusalKind))
+@pytest.mark.parametrize("kind", [kind for kind in RefusalKind if kind is not RefusalKind.NO_ANSWER])
 def test_a_manager_that_died_goes_on_with_what_the_journal_has(kind: RefusalKind) -> None:
     script = rented(Script(), offer("a"), offer("b"), joined=False)
     script.wait()

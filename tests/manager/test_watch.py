@@ -12,7 +12,7 @@ from pathlib import Path
 from core_script import spec
 from in_service import FakeProvider
 from makara.manager.config import ServerConfig
-from makara.manager.core.facts import VmEnded
+from makara.manager.core.facts import EndReason, VmEnded
 from makara.manager.providers import Provider, ProviderError, Resource, ResourceStatus, Throttled
 from makara.manager.service.journal import SqliteJournal
 from makara.manager.service.service import Service
@@ -28,12 +28,17 @@ class Cloud(FakeProvider):
         super().__init__()
         self.is_away = False
         self.num_lists = 0
+        self.taken: dict[str, str] = {}  # by VM that it took back: why
 
     def list(self) -> Sequence[Resource]:
         self.num_lists += 1
         if self.is_away:
             raise ProviderError("503")
-        return super().list()
+        gone = [
+            Resource(vm=vm, attempt=1, id=vm, status=ResourceStatus.GONE, taken_back=why)
+            for vm, why in self.taken.items()
+        ]
+        return [*super().list(), *gone]
 
 
 async def _more_lists(cloud: Cloud, num: int) -> None:
@@ -69,7 +74,8 @@ async def _play(home: Path) -> tuple[list[VmEnded], list[VmEnded]]:
         cloud.is_away = True
         await _more_lists(cloud, 10)
         during = ended()
-        cloud.vms.popitem()
+        taken, _ = cloud.vms.popitem()
+        cloud.taken[taken] = "no capacity"
         cloud.is_away = False
         while not ended():
             await _more_lists(cloud, 1)
@@ -79,7 +85,7 @@ async def _play(home: Path) -> tuple[list[VmEnded], list[VmEnded]]:
 def test_a_list_that_fails_says_nothing(tmp_path: Path) -> None:
     during, after = asyncio.run(_play(tmp_path))
     assert during == []
-    assert len(after) == 1
+    assert [(end.reason, end.detail) for end in after] == [(EndReason.PREEMPTED, "no capacity")]
 
 
 def test_a_cloud_that_throttles_is_asked_ever_less_and_then_as_before() -> None:

@@ -253,6 +253,28 @@ def test_a_state_that_is_not_known_is_not_gone() -> None:
     assert resource_of(raw).status is ResourceStatus.PENDING
 
 
+@pytest.mark.parametrize(
+    ("state", "code", "message", "said"),
+    [
+        (
+            "terminated",
+            "Server.SpotInstanceTermination",
+            "Server.SpotInstanceTermination: capacity",
+            "as it is",
+        ),
+        ("shutting-down", "Client.VolumeLimitExceeded", "Volume limit exceeded", "with its code"),
+        ("terminated", "Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: shut down", ""),
+        ("terminated", "Client.InstanceInitiatedShutdown", "Instance initiated shutdown", ""),
+        ("running", "Server.SomethingOfBefore", "", ""),
+    ],
+)
+def test_why_aws_itself_ended_an_instance_is_told(state: str, code: str, message: str, said: str) -> None:
+    reason = {"Code": code, "Message": message}
+    raw = {"InstanceId": "i-1", "State": {"Name": state}, "StateReason": reason, "Tags": []}
+    expected = {"as it is": message, "with its code": f"{code}: {message}"}.get(said, "")
+    assert resource_of(raw).taken_back == expected
+
+
 # ---- regions -----------------------------------------------------------------------------------------------
 
 FAR = "ap-east-1"

@@ -59,7 +59,8 @@ class RefusalKind(StrEnum):
     QUOTA = "quota"  # the account may not have more of these
     NOT_ALLOWED = "not_allowed"  # refused until somebody changes a right
     CREDENTIALS = "credentials"  # the manager could not sign in; they may be renewed
-    ENDED = "ended"  # there was one, and it has ended
+    NO_ANSWER = "no_answer"  # whether there is one was never known, for so long that the VM was given up
+    ENDED = "ended"  # there was one, and its cloud ended it before it joined
 
 
 class AttemptRefused(BaseFact):

@@ -57,11 +57,17 @@ def origin_of(provider: str, image: str, manager_url: str) -> str:
 
 def with_joined(state: JobState, vm: Vm) -> JobState:
     """VMs of its origin can join."""
-    origin = _origin(vm)
-    if origin is None:
+    origin = vm_origin(vm)
+    if origin is None or vm.attempt is None:
         return state.changed(strikes=forgive_on_progress(state.strikes, Progress.JOINED, {JOB}))
-    strikes = forgive_on_progress(state.strikes, Progress.JOINED, {JOB, origin})
+    place = place_of(vm.attempt.placement, RefusalKind.ENDED)
+    strikes = forgive_on_progress(state.strikes, Progress.JOINED, {JOB, origin, place})
     return state.changed(joined_from=state.joined_from | {origin}, strikes=strikes)
+
+
+def is_unconfirmed(vm: Vm) -> bool:
+    """Whether no cloud has ever said that it has the VM, which was asked for there."""
+    return not vm.id and vm.attempted_at is not None and vm_origin(vm) is not None
 
 
 def with_first_tried_alone(state: JobState) -> JobState:
@@ -69,8 +75,8 @@ def with_first_tried_alone(state: JobState) -> JobState:
     return state.changed(joined_from=state.joined_from - state.strikes.all(Kind.NOT_JOINED).keys())
 
 
-def _origin(vm: Vm) -> str | None:
-    """None: of no cloud."""
+def vm_origin(vm: Vm) -> str | None:
+    """`origin_of` the VM; None if it is of no cloud."""
     if vm.attempt is None or vm.attempt.placement.provider not in CLOUDS:
         return None
     return origin_of(vm.attempt.placement.provider, vm.attempt.image, vm.manager_url)
@@ -78,8 +84,8 @@ def _origin(vm: Vm) -> str | None:
 
 def _with_not_joined(state: JobState, vm: Vm) -> JobState:
     """One more of its origin."""
-    origin = _origin(vm)
-    if origin is None or vm.attempted_at is None or vm.ended_at is None:
+    origin = vm_origin(vm)
+    if origin is None or vm.attempted_at is None or vm.ended_at is None or is_unconfirmed(vm):
         return state
     strikes = strike(state.strikes, Kind.NOT_JOINED, origin, vm.ended_at, began=vm.attempted_at)
     return state.changed(strikes=strikes)
@@ -153,8 +159,8 @@ def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
         why=fact.message,
     )
     state = state.changed(strikes=strikes)
-    if fact.kind is RefusalKind.ENDED:
-        return state  # there was one, which is paid for
+    if fact.kind in (RefusalKind.ENDED, RefusalKind.NO_ANSWER):
+        return state  # there was one, or may be, which is paid for
     told = fact.kind is not RefusalKind.CREDENTIALS  # else whether there are any is not known
     if told and placement.market is Market.SPOT and state.spot_absent_since is None:
         state = state.changed(spot_absent_since=fact.at)
@@ -168,7 +174,8 @@ def _created(state: JobState, fact: VmCreated) -> JobState:
     if vm is None or vm.attempt is None or vm.attempt.number != fact.number:
         return state
     placement = vm.attempt.placement
-    places: set[Subject] = {place_of(placement, kind) for kind in RefusalKind}
+    kinds = set(RefusalKind) - {RefusalKind.ENDED}  # one that is created may be taken back as the last was
+    places: set[Subject] = {place_of(placement, kind) for kind in kinds}
     state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.CREATED, places))
     if placement.market is Market.SPOT:
         state = state.changed(spot_absent_since=None)

@@ -8,6 +8,7 @@ from .. import fitness
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
 from ..events import Tick, VmEndingSeen, VmTerminated
 from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, WorkerFailed
+from ..fold.renting import is_unconfirmed
 from ..silence import heard_at
 from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
 from ..strikes.table import Kind
@@ -25,9 +26,14 @@ def take(context: Context) -> None:
         context.fact(VmGone(at=context.now, vm=event.vm))
     if vm is None or not vm.live:
         return
-    if context.has_joined(vm):
-        context.end_vm(event.vm, EndReason.PREEMPTED, "" if gone else "its cloud is ending it", gone=gone)
-    elif gone:
+    if not isinstance(event, VmTerminated):
+        if context.has_joined(vm):
+            context.end_vm(event.vm, EndReason.PREEMPTED, "its cloud is ending it")
+    elif context.has_joined(vm):
+        context.end_vm(event.vm, EndReason.PREEMPTED, event.taken_back, gone=True)
+    elif event.taken_back or renting.is_probably_taken(context, vm):
+        renting.taken_back(context, vm, event.taken_back or "its cloud no longer has it", gone=True)
+    else:
         context.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)
 
 
@@ -100,7 +106,9 @@ def end_lost_vms(context: Context) -> None:
     """VMs that are gone for certain: they say so, or their agents must have ended themselves."""
     for vm in context.state.live_vms:
         verdict = _verdict(context, vm)
-        if verdict is not None:
+        if verdict is not None and verdict[0] is EndReason.REQUEST_FAILED and is_unconfirmed(vm):
+            renting.give_up_unanswered(context, vm)
+        elif verdict is not None:
             context.end_vm(vm.vm, *verdict)
 
 

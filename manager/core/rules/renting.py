@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ...spec.resources import CLOUDS
 from ..commands import RequestVm
 from ..context import Context
 from ..cost import price_of
-from ..events import AttemptFailed, AttemptSucceeded, ConsoleRead
+from ..events import AttemptFailed, AttemptSucceeded, ConsoleRead, RequestTroubled
 from ..facts import (
     AttemptMade,
     AttemptRefused,
@@ -26,9 +27,9 @@ from ..facts import (
     VmEnded,
     VmRequested,
 )
-from ..fold.renting import origin_of, place_of, strikes_of
+from ..fold.renting import origin_of, place_of, strikes_of, vm_origin
 from ..strikes.table import Kind
-from ..vms import VmStatus
+from ..vms import Vm, VmStatus
 from . import growth, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"
@@ -39,6 +40,10 @@ def take(context: Context) -> None:
     event = context.event
     if isinstance(event, ConsoleRead) and context.state.active:
         _stops_asking(context, event.text)
+    if isinstance(event, RequestTroubled):
+        known, live = context.observations.request_errors, context.state.vms.live
+        errors = {vm: error for vm, error in known.items() if vm in live} | {event.vm: event.error}
+        context.note(request_errors=MappingProxyType(errors))
     if not isinstance(event, AttemptSucceeded | AttemptFailed):
         return
     vm = context.state.vms.get(event.vm)
@@ -49,6 +54,34 @@ def take(context: Context) -> None:
             context.fact(VmCreated(at=context.now, vm=vm.vm, number=event.number, id=event.id))
     elif vm.attempted_at is not None and (vm.live or event.kind is not RefusalKind.ENDED):
         _refused(context, vm.attempt, event)
+
+
+def taken_back(context: Context, vm: Vm, why: str, *, gone: bool = False) -> None:
+    """A VM was created, and its cloud took it before it joined: that says nothing against its image or the
+    manager's address, and its place is left alone for a while."""
+    if vm.attempt is not None and not context.has_joined(vm):
+        number, kind = vm.attempt.number, RefusalKind.ENDED
+        context.fact(AttemptRefused(at=context.now, vm=vm.vm, number=number, kind=kind, message=why))
+    if vm.live:
+        context.end_vm(vm.vm, EndReason.PREEMPTED, why, gone=gone)
+
+
+def give_up_unanswered(context: Context, vm: Vm) -> None:
+    """Whether its cloud has made the VM was never known: its place is left alone for a while, and nothing is
+    said against its image."""
+    error = context.observations.request_errors.get(vm.vm, "the answer is still to come")
+    why = f"no VM was seen in {context.timing.request_timeout_s:g} s: {error}"
+    if vm.attempt is not None:
+        number, kind = vm.attempt.number, RefusalKind.NO_ANSWER
+        context.fact(AttemptRefused(at=context.now, vm=vm.vm, number=number, kind=kind, message=why))
+    context.end_vm(vm.vm, EndReason.REQUEST_FAILED, why)
+
+
+def is_probably_taken(context: Context, vm: Vm) -> bool:
+    """Of a VM that is gone, and whose cloud does not say why: a spot VM, where others like it have joined."""
+    origin = vm_origin(vm)
+    is_spot = vm.attempt is not None and vm.attempt.placement.market is Market.SPOT
+    return is_spot and origin in context.state.joined_from
 
 
 def request(context: Context, names: Sequence[str], most: int) -> None:
@@ -142,19 +175,18 @@ def _refused(context: Context, attempt: Attempt, event: AttemptFailed) -> None:
     """Ask elsewhere, or give the VM up: what is asked for later is another one."""
     number, kind = attempt.number, event.kind
     state = context.state
-    if kind is RefusalKind.ENDED and context.has_joined(state.vms[attempt.vm]):
-        # The answer was long in coming: the VM was made, and was taken since. Its place is none to avoid.
-        context.end_vm(attempt.vm, EndReason.PREEMPTED, event.error)
+    if kind is RefusalKind.ENDED:
+        taken_back(context, state.vms[attempt.vm], event.error)
         return
     is_cloud = bool(context.spec.resources.clouds)
-    if is_cloud or kind is RefusalKind.ENDED:
+    if is_cloud:
         refused = AttemptRefused(at=context.now, vm=attempt.vm, number=number, kind=kind, message=event.error)
         context.fact(refused)
     if attempt.vm not in state.vms.live:
         return
-    offer = next_offer(context) if is_cloud and state.active and kind is not RefusalKind.ENDED else ""
+    offer = next_offer(context) if is_cloud and state.active else ""
     if isinstance(offer, str):
-        if is_cloud and kind is not RefusalKind.ENDED:
+        if is_cloud:
             fact = VmEnded(at=context.now, vm=attempt.vm, reason=EndReason.REQUEST_FAILED, detail=event.error)
             context.fact(fact)
         else:

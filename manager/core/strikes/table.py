@@ -44,7 +44,7 @@ class Kind(StrEnum):
 class Progress(StrEnum):
     """The progress that forgives strikes. All that is journalled is forgiven when a user resumes the job."""
 
-    CREATED = "a VM that is created there"
+    CREATED = "a VM that is created there"  # of VMs that were taken back: one that joins
     FORMED = "a generation that forms with both"
     JOINED = "a VM of it that joins"
     NEWER_FORMED = "a generation that forms with a newer VM"
@@ -174,13 +174,13 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             forgiven_by=frozenset({Progress.JOINED}),
         ),
         Kind.REFUSED: Row(
-            what="a cloud gives no VM: it has none, the credentials fail, or the VM ended at once",
+            what="a cloud has no VM, the credentials fail, or it took a VM back before that joined",
             subject="the place: type, market and zone, or region",
             follows="longer pauses before the next request there",
             under_way=True,
             first_s=5.0,
             longest_s=300.0,
-            forgiven_by=frozenset({Progress.CREATED, Progress.PERSON}),
+            forgiven_by=frozenset({Progress.CREATED, Progress.JOINED, Progress.PERSON}),
         ),
         Kind.LIMITED: Row(
             what="a cloud gives no VM: a quota is used up, or a right is missing",

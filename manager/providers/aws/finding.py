@@ -22,6 +22,10 @@ _STATES = {
     "shutting-down": ResourceStatus.ENDING,
     "terminated": ResourceStatus.GONE,  # listed for about an hour
 }
+_BY_ITS_OWNER = tuple(
+    f"Client.{end}"
+    for end in ("UserInitiatedShutdown", "InstanceInitiatedShutdown", "UserInitiatedHibernate")
+)
 _PAGE = 500
 
 
@@ -66,7 +70,18 @@ def resource_of(raw: Mapping[str, Any]) -> Resource:
         placement=_placement(raw),
         private_address=str(raw.get("PrivateIpAddress", "")),
         public_address=str(raw.get("PublicIpAddress", "")),
+        taken_back=_taken_back(raw),
     )
+
+
+def _taken_back(raw: Mapping[str, Any]) -> str:
+    """Why EC2 ended an instance: an interruption, a fault of its host, or a launch that failed. The codes:
+    https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html."""
+    told = raw.get("StateReason") or {}
+    code, message = str(told.get("Code", "")), str(told.get("Message", ""))
+    if str(raw["State"]["Name"]) in ("pending", "running") or not code or code in _BY_ITS_OWNER:
+        return ""
+    return message if message.startswith(code) else f"{code}: {message}"
 
 
 def _placement(raw: Mapping[str, Any]) -> Placement:

@@ -85,7 +85,7 @@ class AwsProvider:
         with self._memory.trying(attempt):
             made = self._launch(name, attempt, request)
             if made.status in (ResourceStatus.ENDING, ResourceStatus.GONE):
-                raise Ended(f"{attempt.name}: {made.id} has ended")
+                raise Ended(f"{made.id} has ended: {made.taken_back or 'EC2 does not say why'}")
             self._memory.made(attempt, name, made.id)
         self._instances[name].forget()
         return made.id

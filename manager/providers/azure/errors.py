@@ -23,9 +23,11 @@ _CAPACITY = frozenset(
     }
 )
 _QUOTA = frozenset({"QuotaExceeded", "ResourceQuotaExceeded", "SubnetIsFull", "PublicIPCountLimitReached"})
-_REFUSED = frozenset({400, 403, 404})
-_NOT_SIGNED_IN = 401
+_NOT_SIGNED_IN, _TIMED_OUT, _CONFLICT = 401, 408, 409
 _MOST_SHOWN = 400
+
+# Conflicts that pass.
+_BUSY = frozenset({"Conflict", "OperationPreempted", "RetryableError"})
 
 # Deletions that succeed later: Azure reserves the interface of a failed VM for 180 s.
 STILL_USED = frozenset(
@@ -53,7 +55,16 @@ def of_request(error: AzureError) -> ProviderError:
     known = _of_code(code_of(error), message_of(error))
     if known is not None:
         return known
-    return (NotAllowed if status in _REFUSED else ProviderError)(_shown(error))
+    return (NotAllowed if _is_refused(error) else ProviderError)(_shown(error))
+
+
+def _is_refused(error: AzureError) -> bool:
+    """Whether Azure refused the request for good, and did nothing. A conflict without a code, or with one of
+    something else that is under way, passes."""
+    status, code = status_of(error), code_of(error)
+    if status == _CONFLICT:
+        return bool(code) and code not in STILL_USED | _BUSY
+    return status is not None and 400 <= status < 500 and status != _TIMED_OUT
 
 
 def of_failure(code: str, message: str) -> ProviderError:

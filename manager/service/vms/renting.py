@@ -14,7 +14,15 @@ from typing import TypeVar
 
 from ....protocol.messages import BootConfig
 from ...core.commands import ReleaseVm, RequestVm
-from ...core.events import AttemptFailed, AttemptSucceeded, ConsoleRead, Event, ReleaseRefused, VmTerminated
+from ...core.events import (
+    AttemptFailed,
+    AttemptSucceeded,
+    ConsoleRead,
+    Event,
+    ReleaseRefused,
+    RequestTroubled,
+    VmTerminated,
+)
 from ...core.facts import RefusalKind
 from ...core.state import JobState
 from ...core.strikes.table import Kind
@@ -76,6 +84,7 @@ class Renting:
         # The previous manager may have requested any VM until this one began.
         self._began_at = self.clock()
         self._asked_at: dict[str, float] = {}  # by VM of a cloud, when a call for it last began or ended
+        self._troubles: dict[str, str] = {}  # by VM that is being requested: how the last call failed
         self._lost_at: dict[str, float] = {}  # by attempt, when a call last ended with unknown outcome
 
     def requesting(self, vm: str) -> bool:
@@ -115,6 +124,7 @@ class Renting:
             self._requesting[command.vm] -= 1
             if not self._requesting[command.vm]:
                 del self._requesting[command.vm]
+                self._troubles.pop(command.vm, None)
             if command.attempt is not None:
                 self._lost_at.pop(command.attempt.name, None)
 
@@ -184,6 +194,13 @@ class Renting:
             raise
         finally:
             self._note_asked(attempt)
+
+    async def troubled(self, job: str, command: RequestVm, error: str) -> None:
+        """Tell the job how a call failed whose outcome is not known."""
+        if self._troubles.get(command.vm) != error:
+            self._troubles[command.vm] = error
+            with contextlib.suppress(Quarantined):  # the next call tells it
+                await self.emit(job, RequestTroubled(now=self.clock(), vm=command.vm, error=error))
 
     def _note_asked(self, attempt: Attempt) -> None:
         """Note the call until the VM is released; only clouds have lists that lag."""

@@ -21,6 +21,7 @@ from ...providers import (
     Throttled,
     newest_attempts,
     statuses,
+    taken_back,
 )
 from ...spec.resources import CLOUDS
 from ...threads import CallKind, Threads, told_when_slow
@@ -162,7 +163,7 @@ class ProviderWatch:
             if isinstance(error, Throttled):
                 self._pace.answered(throttled=True)
             return
-        await self._tell_ended(statuses(found), away)
+        await self._tell_ended(found, away)
 
     def _looks(self, vms: Mapping[str, int]) -> list[Resource]:
         return [found for vm, attempts in vms.items() for found in self.provider.look(vm, attempts)]
@@ -212,7 +213,7 @@ class ProviderWatch:
         """
         present, attempts = statuses(resources), newest_attempts(resources)
         live = {vm.vm for job in self.jobs.values() for vm in job.state.live_vms}
-        await self._tell_ended(present, live.difference(unknown) if unknown else None)
+        await self._tell_ended(resources, live.difference(unknown) if unknown else None)
         for vm in self._unwanted(present):
             if vm not in self._releasing and vm not in releasing:
                 log.warning("VM %s belongs to no running job: releasing it", vm)
@@ -220,12 +221,12 @@ class ProviderWatch:
                 self._releasing[vm] = task
                 task.add_done_callback(lambda _, vm=vm: self._releasing.pop(vm))
 
-    async def _tell_ended(self, present: Mapping[str, ResourceStatus], among: Collection[str] | None) -> None:
+    async def _tell_ended(self, resources: Sequence[Resource], among: Collection[str] | None) -> None:
         """Tell jobs which of their VMs are gone or going; `among` these, or all."""
-        now = self.clock()
+        now, present, why = self.clock(), statuses(resources), taken_back(resources)
         events: defaultdict[str, list[VmTerminated | VmEndingSeen]] = defaultdict(list)
         for job, vm in self._vanished(present, among):
-            events[job].append(VmTerminated(now=now, vm=vm))
+            events[job].append(VmTerminated(now=now, vm=vm, taken_back=why.get(vm, "")))
         for job, vm in self._ending(present):
             events[job].append(VmEndingSeen(now=now, vm=vm))
         for job, told in events.items():
