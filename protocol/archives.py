@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
+import struct
 import sys
 import tarfile
 import zlib
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, cast
 
@@ -49,25 +51,43 @@ def opened(data: bytes) -> Generator[tarfile.TarFile]:
     """Open the tar.gz `data`, to be read once from beginning to end. Raises `BadArchive`, also inside the
     context; errors of unpacked files stay `OSError`s."""
     try:
-        with gzip.open(io.BytesIO(data)) as unpacked:
-            stream = cast(IO[bytes], _Headers(unpacked))
-            with tarfile.open(fileobj=stream, mode="r:") as archive:
-                yield archive
+        with ExitStack() as files:
+            stream = cast(IO[bytes], _Headers(files.enter_context(gzip.open(io.BytesIO(data)))))
+            with _parsing():  # of the first header
+                archive = files.enter_context(tarfile.open(fileobj=stream, mode="r:"))
+            yield archive
     except (tarfile.TarError, zlib.error, gzip.BadGzipFile, EOFError) as error:
         raise BadArchive(f"not a tar.gz archive: {error}") from error
+
+
+@contextmanager
+def _parsing() -> Generator[None]:
+    """Raises `BadArchive` where `tarfile`, which raises almost anything, cannot read a header."""
+    try:
+        yield
+    except (ValueError, LookupError, ArithmeticError, TypeError, struct.error, RecursionError) as error:
+        if isinstance(error, BadArchive):
+            raise
+        raise BadArchive(f"not a tar.gz archive: a header of it is malformed ({error})") from error
 
 
 def members(archive: tarfile.TarFile, bounds: BundleBounds) -> Iterator[tarfile.TarInfo]:
     """Yield the members. Raises `BadArchive` at the first that is not a plain file or folder inside the
     bundle, or exceeds the bounds.
     """
-    total = 0
-    for number, member in enumerate(archive, 1):
+    total, headers = 0, iter(archive)
+    for number in itertools.count(1):
+        with _parsing():
+            member = next(headers, None)
+        if member is None:
+            return
         if number > bounds.members:
             raise BadArchive(f"holds more than {bounds.members} files and folders")
         _check_name(member.name, bounds)
         if not (member.isreg() or member.isdir()) or member.issparse():
             raise BadArchive(f"{member.name!r} is no plain file inside the bundle")
+        if member.size < 0:
+            raise BadArchive(f"{member.name!r} has a size of {member.size} bytes")
         total += member.size
         if total > bounds.unpacked_bytes:
             raise BadArchive(f"unpacks to more than {bounds.unpacked_bytes} bytes")

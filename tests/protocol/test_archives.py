@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,42 @@ def test_a_bundle_within_its_bounds_is_read_to_its_end() -> None:
 def test_a_bundle_beyond_its_bounds_is_refused(data: bytes, said: str) -> None:
     with pytest.raises(BadArchive, match=said):
         check(data, BOUNDS)
+
+
+def with_checksums(raw: bytearray) -> bytes:
+    """The archive, whose headers are taken for what they say."""
+    for start in range(0, len(raw) - 511, 512):
+        if raw[start + 257 : start + 262] == b"ustar":
+            raw[start + 148 : start + 156] = b" " * 8
+            raw[start + 148 : start + 156] = b"%06o\0 " % sum(raw[start : start + 512])
+    return bytes(raw)
+
+
+@pytest.mark.parametrize("of", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_an_archive_with_any_bytes_changed_is_read_or_refused(of: int) -> None:
+    """Found: a size beyond 64 bits ended the request with HTTP 500."""
+    seed = random.randrange(10**9)
+    print(f"seed {seed}")
+    changes = random.Random(seed)
+    sound = gzip.decompress(
+        tar(entry("a", 10, mtime=1.5), entry("b" * 90 + "/é" * 40, 700), entry("c"), of=of)
+    )
+    for _ in range(3_000):
+        raw = bytearray(sound)
+        for place in changes.choices(range(len(raw)), k=changes.randint(1, 6)):
+            raw[place] = changes.choice([0, 0x20, 0x2D, 0x39, 0x80, 0xFF, changes.randrange(256)])
+        with suppress(BadArchive):
+            check(gzip.compress(with_checksums(raw), 1), BOUNDS)
+
+
+@pytest.mark.parametrize(
+    "size", [b"\x80" + b"\xff" * 11, b"\xff" * 12, b"\xff0000000144", b"-1234567890\0", b"999999999z9\0"]
+)
+def test_a_size_that_is_none_is_refused(size: bytes) -> None:
+    raw = bytearray(gzip.decompress(tar(entry("a", 10), entry("b", 10))))
+    raw[124:136] = size
+    with pytest.raises(BadArchive):
+        check(gzip.compress(with_checksums(raw)), BOUNDS)
 
 
 def test_a_part_of_a_name_is_what_file_systems_take() -> None:
