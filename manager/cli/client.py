@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from ..home import CA_FILE, ConfigError, is_loopback
@@ -25,6 +26,8 @@ _TOKEN = (
     "give another with --token or MAKARA_TOKEN: the administrator's is in admin.token of the manager's home, "
     "and `makara token add NAME` makes one for a user"
 )
+# Control characters but tab and newline, and those that turn the direction of writing.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 # What OpenSSL says of an answer that is no TLS.
 _PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "record layer failure", "wrong version number")
 
@@ -111,7 +114,7 @@ class Client:
 
     def _answer(self, response: httpx.Response) -> Any:
         try:
-            return response.json()
+            return _printable(response.json())
         except ValueError:
             raise Unreachable(f"what answers at {self.url} is no manager; {_ADDRESS}") from None
 
@@ -210,9 +213,21 @@ def _connection_hint(url: str, error: Exception) -> str:
     return ""
 
 
+def _printable(value: Any) -> Any:
+    """The value, whose text does nothing to a terminal: a job's code may have written it."""
+    if isinstance(value, str):
+        lines = value.replace("\r\n", "\n").replace("\r", "\n")
+        return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", lines)
+    if isinstance(value, list):
+        return [_printable(item) for item in cast(list[Any], value)]
+    if isinstance(value, dict):
+        return {key: _printable(item) for key, item in cast(dict[str, Any], value).items()}
+    return value
+
+
 def _refusal(response: httpx.Response) -> RequestRefused:
     try:
-        body: Any = response.json()
+        body: Any = _printable(response.json())
     except ValueError:
         body = {"detail": f"{response.url} answers with status {response.status_code}; {_ADDRESS}"}
     if response.status_code == 401:
@@ -226,7 +241,7 @@ def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
     for line in response.iter_lines():
         if not line:
             if data:
-                yield event, json.loads(data)
+                yield event, _printable(json.loads(data))
             event, data = "message", ""
         elif line.startswith("event:"):
             event = line[6:].strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from pathlib import Path
@@ -55,6 +56,28 @@ def test_what_is_no_address_of_a_manager_is_refused_with_an_example(url: str) ->
 def test_a_server_that_is_no_manager_is_named(status: int, kind: type[Exception]) -> None:
     with answering(lambda _: Answer(status, "<html>")) as url:
         assert "expected the address that `makara server` prints" in told(kind, url)
+
+
+def test_nothing_that_a_jobs_code_wrote_reaches_the_terminal_as_a_command() -> None:
+    """Such as a title, a colour, a click, or a line that overwrites the one before."""
+    evil = "\x1b]0;title\x07 \x9b31m \u202etxt.exe \x08\x7f a\tb\r\n10 %\r20 %"
+    clean = "\\u001b]0;title\\u0007 \\u009b31m \\u202etxt.exe \\u0008\\u007f a\tb\n10 %\n20 %"
+    with (
+        answering(
+            lambda _: Answer(200, json.dumps({"lines": [evil], "n": 3, "deep": {"reason": evil}}))
+        ) as url,
+        Client(url, "a.b") as client,
+    ):
+        assert client.get("/jobs") == {"lines": [clean], "n": 3, "deep": {"reason": clean}}
+    with answering(lambda _: Answer(409, json.dumps({"detail": evil}))) as url:
+        assert told(RequestRefused, url) == clean
+    event = f"event: log\ndata: {json.dumps(evil)}\n\n"
+    with (
+        answering(lambda _: Answer(200, event)) as url,
+        Client(url, "a.b") as client,
+        client.stream("/jobs/j/stream") as events,
+    ):
+        assert list(events) == [("log", clean)]
 
 
 def test_a_wrong_token_is_refused_with_where_another_is() -> None:
