@@ -43,6 +43,7 @@ class VmImage:
     name: str
     architecture: str
     disk_gb: int  # the least size of a VM's disk
+    licence: str = ""  # what is billed for the image's system beside the VM, as the cloud calls it
 
 
 def size_faults(machine: VmType, resources: Resources) -> list[Fault]:
@@ -68,6 +69,16 @@ def architecture_faults(machine: VmType, image: VmImage) -> Iterator[Fault]:
     if known and image.architecture and image.architecture.lower() not in known:
         has = "/".join(machine.architectures)
         yield "instance_type", f"{machine.name} is {has}, but image {image.name} is {image.architecture}"
+
+
+def licence_faults(image: VmImage) -> Iterator[Fault]:
+    """Why an image costs more than is known: prices are those of VMs with Linux, without a licence."""
+    if image.licence:
+        yield (
+            "image",
+            f"{image.name} is billed as {image.licence}, whose price is not known here, so that no cap would "
+            "hold; name one of Linux without a licence fee",
+        )
 
 
 def disk_faults(disk_gb: int | None, image: VmImage) -> Iterator[Fault]:

@@ -558,6 +558,15 @@ def test_each_fault_is_told_with_its_field(
     assert not stand.billed()
 
 
+@pytest.mark.parametrize("platform", ["Red Hat Enterprise Linux", "SUSE Linux", "Windows", "Ubuntu Pro"])
+def test_an_image_with_a_licence_fee_is_refused(stand: AwsStand, platform: str) -> None:
+    """Its price was that of Linux, and no cap held."""
+    stand.aws.platform = platform
+    ((field, told),) = stand.aws_provider().check(stand.resources())
+    assert field == "image"
+    assert f"{stand.image} is billed as {platform}, whose price is not known here" in told
+
+
 def test_an_account_without_a_quota_of_its_own_has_the_default_one(
     stand: AwsStand, caplog: pytest.LogCaptureFixture
 ) -> None:

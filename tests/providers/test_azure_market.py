@@ -98,6 +98,13 @@ def test_rights_that_are_missing_are_told(cloud: AzureCloud) -> None:
             "Standard_E4s_v5 boots images of generation V2, but image",
         ),
         ({"disk_gb": 29}, "disk_gb", f"29 GB, but image {_UBUNTU}:server:latest needs 30"),
+        ({"image": "RedHat:RHEL:9-lvm-gen2:latest"}, "image", "is billed as Linux of redhat, whose price"),
+        ({"image": "SUSE:sles-15-sp6:gen2:latest"}, "image", "is billed as Linux of suse, whose price"),
+        (
+            {"image": "MicrosoftWindowsServer:WindowsServer:2025-datacenter-g2:latest"},
+            "image",
+            "is billed as Windows, whose price",
+        ),
         ({"min_nodes": 13, "max_nodes": 13}, "min_nodes", "0 of 50 are in use: ask for more quota"),
         (
             {"min_nodes": 11, "max_nodes": 13, "use_spot": False},
@@ -124,6 +131,8 @@ def test_a_wish_that_cannot_be_granted_is_refused(
             "disk_gb": 1,
         },
         {"disk_gb": 30},
+        {"image": "RedHat:rhel-byos:rhel-lvm9-gen2:latest"},
+        {"image": "SUSE:opensuse-leap-15-6:gen2:latest"},
     ],
 )
 def test_an_image_that_fits_is_taken(cloud: AzureCloud, changes: dict[str, object]) -> None:

@@ -62,6 +62,7 @@ class Aws:
         self.troubles: set[Trouble] = set()
         self.quota: float | None = 64.0  # vCPUs, of each kind; None: the account has AWS's default
         self.default_quota: float | None = 64.0
+        self.platform = "Linux/UNIX"  # as which images are billed
         self.expired = False  # the credentials
         self.listed: dict[str, float] = dict(PRICES)  # what the price list has
         self.history: dict[str, float] = dict(SPOT)  # of spot prices: the newest, by zone
@@ -120,6 +121,10 @@ class Aws:
                     answer = _with_token(answer, token)
                 by_id = any(key.startswith("InstanceId.") for key in form)
                 return status, self._as_told(answer, set() if by_id else self.hidden), True
+            case "DescribeImages":
+                status, answer = self._forward(environ, form)
+                details = f"</imageId><platformDetails>{self.platform}</platformDetails>".encode()
+                return status, answer.replace(b"</imageId>", details), True
             case "GetConsoleOutput":
                 return 200, _console(form["InstanceId"]), True
             case "DescribeSpotPriceHistory":

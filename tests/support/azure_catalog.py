@@ -50,6 +50,7 @@ class Image:
     architecture: str = "x64"
     generation: str = "V2"
     disk_gb: int = 30
+    system: str = "Linux"
     versions: tuple[str, ...] = ("24.04.202510010", "24.04.202604160")
 
 
@@ -57,12 +58,17 @@ IMAGES = {
     ("Canonical", "ubuntu-24_04-lts", "server"): Image(),
     ("Canonical", "ubuntu-24_04-lts", "server-arm64"): Image(architecture="Arm64"),
     ("Canonical", "ubuntu-24_04-lts", "server-gen1"): Image(generation="V1"),
+    ("RedHat", "RHEL", "9-lvm-gen2"): Image(),
+    ("RedHat", "rhel-byos", "rhel-lvm9-gen2"): Image(),
+    ("SUSE", "opensuse-leap-15-6", "gen2"): Image(),
+    ("SUSE", "sles-15-sp6", "gen2"): Image(),
+    ("MicrosoftWindowsServer", "WindowsServer", "2025-datacenter-g2"): Image(system="Windows"),
 }
 
 
 def image(found: Image, version: str) -> dict[str, Any]:
     """As `Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions` tells it."""
-    disk = {"operatingSystem": "Linux", "sizeInBytes": found.disk_gb << 30, "sizeInGb": found.disk_gb}
+    disk = {"operatingSystem": found.system, "sizeInBytes": found.disk_gb << 30, "sizeInGb": found.disk_gb}
     properties = {
         "architecture": found.architecture,
         "hyperVGeneration": found.generation,

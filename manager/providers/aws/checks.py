@@ -11,7 +11,7 @@ from ...spec.job_spec import Resources
 from ...spec.placement import Market
 from .. import NotAllowed, ProviderError, Unauthenticated
 from ..settings import AwsSettings
-from ..sizes import Fault, VmType, architecture_faults, disk_faults, size_faults
+from ..sizes import Fault, VmType, architecture_faults, disk_faults, licence_faults, size_faults
 from .clients import Clients
 from .errors import UnknownToAws
 from .images import Images
@@ -92,6 +92,7 @@ class Checks:
             yield "image", str(error)
             return
         yield from disk_faults(resources.disk_gb or self._settings.disk_gb, image)
+        yield from licence_faults(image)
 
     def _types(self, resources: Resources, region: str) -> Iterator[Fault]:
         for name in resources.types_of(NAME):

@@ -12,6 +12,9 @@ from ..sizes import VmImage
 from .clients import Clients
 from .errors import UnknownToAws
 
+# https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/billing-info-fields.html
+_WITHOUT_FEE = "Linux/UNIX"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image(VmImage):
@@ -39,6 +42,7 @@ class Images:
         if not found:
             raise NotAllowed(f"image {name} is not known in {region}")
         root = str(found[0].get("RootDeviceName", "/dev/sda1"))
+        platform = str(found[0].get("PlatformDetails") or _WITHOUT_FEE)
         sizes = [
             int(mapping["Ebs"].get("VolumeSize", 1))
             for mapping in found[0].get("BlockDeviceMappings", [])
@@ -49,4 +53,5 @@ class Images:
             root_device=root,
             architecture=str(found[0].get("Architecture", "x86_64")),
             disk_gb=max(sizes, default=1),
+            licence="" if platform == _WITHOUT_FEE else platform,
         )

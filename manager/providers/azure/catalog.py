@@ -9,7 +9,7 @@ from azure.mgmt.compute import ComputeManagementClient
 from ...spec.placement import STATED, Market, Offer, Placement, Price
 from ...spec.resources import Resources
 from .. import NotAllowed, Unauthenticated
-from ..sizes import Fault, architecture_faults, disk_faults, size_faults
+from ..sizes import Fault, architecture_faults, disk_faults, licence_faults, size_faults
 from .images import Image, NoImage, find_image
 from .prices import PriceList
 from .settings import AzureSettings
@@ -111,6 +111,7 @@ class Catalog:
             yield from architecture_faults(size, image)
             yield from _generation_faults(size, image)
         yield from disk_faults(resources.disk_gb or self._settings.disk_gb, image)
+        yield from licence_faults(image)
 
     def _quota_faults(self, resources: Resources, sizes: list[Size]) -> Iterator[Fault]:
         """Checks the quota for `min_nodes` VMs of the smallest type: with fewer, the job never trains."""

@@ -17,6 +17,7 @@ from ..sizes import VmImage
 from . import errors
 
 _NEWEST = "latest"
+_SUBSCRIBED = ("redhat", "suse")
 
 
 class NoImage(NotAllowed):
@@ -53,4 +54,15 @@ def _image(name: str, body: dict[str, Any]) -> Image:
         architecture=str(told.get("architecture") or ""),  # x64, Arm64
         generation=str(told.get("hyperVGeneration") or ""),
         disk_gb=int(disk.get("sizeInGb") or 0),
+        licence=_licence(name, str(disk.get("operatingSystem") or "")),
     )
+
+
+def _licence(name: str, system: str) -> str:
+    """What Azure bills beside the VM: Windows, and Linux by subscription, unless one's own is brought
+    (`learn.microsoft.com/azure/virtual-machines/workloads/redhat/redhat-images`, `.../byos`)."""
+    publisher, offer, sku, _ = name.lower().split(":")
+    if system.lower() == "windows":
+        return "Windows"
+    is_free = publisher not in _SUBSCRIBED or offer.startswith("opensuse") or "byos" in f"{offer} {sku}"
+    return "" if is_free else f"Linux of {publisher}"
