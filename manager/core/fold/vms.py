@@ -78,8 +78,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     vm = state.vms.live.get(fact.vm)
     if vm is None:
         return state
+    # A place that refused, or never answered, is left alone; the others are not.
     refused = vm.attempt is not None and (vm.attempted_at is None or renting.is_unconfirmed(vm))
-    # ... in one place, which is left alone; the others are not.
     if fact.reason is EndReason.REQUEST_FAILED and not refused:
         state = _struck(state, Kind.REQUEST, fact, began=vm.requested_at)
     if fact.reason is EndReason.UNUSED:
