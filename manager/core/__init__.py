@@ -73,6 +73,7 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     ending.finish,
     ending.give_up,
     waiting.ask_for_fit_vms,
+    waiting.ask_about_lost_vms,
     profiling.fix_recipe,
     corruption.record,
     generations.close_failed,

@@ -266,13 +266,29 @@ class Context(StrikesInDecision):
         Disks and addresses that a cloud leaves behind when a VM is gone are released as well.
         """
         attempt, never_joined = self.state.vms[vm].attempt, self.state.never_joined
-        self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone))
+        lost_at = self._step_when_lost(vm, reason)
+        self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone, lost_at=lost_at))
         if not gone or (attempt is not None and attempt.placement.provider in CLOUDS):
             # Once too many VMs in a row did not join, a person is asked why, and the last one's console may
             # tell.
             is_one_more = self.state.never_joined > never_joined
             console = is_one_more and self.row(Kind.NOT_JOINED).is_reached(self.state.never_joined)
             self.command(ReleaseVm(key=f"{vm}/release", vm=vm, console=console))
+
+    def _step_when_lost(self, name: str, reason: EndReason) -> int | None:
+        """The job's newest step, if this is a loss of a VM that took part in training; else None.
+
+        Where its cloud gave notice, nothing that runs on the VM was the cause.
+        """
+        attempt = self.state.vms[name].attempt
+        is_noticed = self.state.vms[name].deadline is not None
+        if reason not in _LOST or (
+            is_noticed and attempt is not None and attempt.placement.provider in CLOUDS
+        ):
+            return None
+        if all(worker.formed is None for worker in self.observations.workers_on(name)):
+            return None
+        return max(self.observations.newest_step, self.state.progress_step)
 
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""
@@ -294,6 +310,9 @@ class Context(StrikesInDecision):
         left_out = {worker: end for worker, end in self.observations.left_out.items() if end > self.now}
         left_out.update(dict.fromkeys(incarnations, until))
         self.note(left_out=MappingProxyType(left_out))
+
+
+_LOST = (EndReason.PREEMPTED, EndReason.LEASE_EXPIRED, EndReason.LEFT)
 
 
 def has_ended(worker: WorkerReport) -> bool:

@@ -124,6 +124,7 @@ class VmEnded(BaseFact):
     reason: EndReason
     detail: str = ""
     gone: bool = True  # the provider says so; else it counts until `VmGone` (earlier versions: never)
+    lost_at: int | None = None  # the job's newest step, if it had trained and was lost without a notice
 
 
 class VmGone(BaseFact):

@@ -84,6 +84,8 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
         state = _struck(state, Kind.REQUEST, fact, began=vm.requested_at)
     if fact.reason is EndReason.UNUSED:
         state = renting.with_enough(state, fact.at)
+    if fact.lost_at is not None:
+        state = _lost(state, fact, fact.lost_at)
     if fact.reason is EndReason.WORKERS_DIED:
         state = _struck(state, Kind.WORN_VM, fact)
     elif fact.reason is EndReason.UNFIT:
@@ -109,6 +111,22 @@ def _forgiven(state: JobState, vm: str, progress: Progress) -> JobState:
 
 def _struck(state: JobState, kind: Kind, fact: VmEnded, began: float | None = None) -> JobState:
     return state.changed(strikes=strike(state.strikes, kind, JOB, fact.at, by=[fact.vm], began=began))
+
+
+def _lost(state: JobState, fact: VmEnded, step: int) -> JobState:
+    """VMs that are lost together are lost once; those of the next generation are another try."""
+    why = f"VM {fact.vm}: {fact.reason}" + (f", {fact.detail}" if fact.detail else "")
+    strikes = strike(
+        state.strikes,
+        Kind.LOST_VM,
+        JOB,
+        fact.at,
+        by=[fact.vm],
+        step=step,
+        generation=state.opened_generation,
+        why=why,
+    )
+    return state.changed(strikes=strikes)
 
 
 def _is_last_host(state: JobState, vm: str) -> bool:

@@ -185,7 +185,7 @@ def request_vms(context: Context) -> None:
     singly = fitness.asks_singly(context)
     num_unfit = max(1, context.strikes(Kind.UNFIT_VM).count)
     context.note(asks_singly_s=context.row(Kind.UNFIT_VM).pause_s(num_unfit) if singly else None)
-    if any(context.is_paused(kind) for kind in (Kind.REQUEST, Kind.WORN_VM, Kind.UNFIT_VM)):
+    if any(context.is_paused(kind) for kind in (Kind.REQUEST, Kind.WORN_VM, Kind.UNFIT_VM, Kind.LOST_VM)):
         return
     # A VM at risk is counted on by plans, but not to stay: where there is room, a spare is asked for.
     wanted, num_staying = surplus.wanted(context), len(staying_vms(state))

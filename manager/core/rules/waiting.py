@@ -67,6 +67,18 @@ def ask_for_fit_vms(context: Context) -> None:
     wait(context, reason, offers)
 
 
+def ask_about_lost_vms(context: Context) -> None:
+    """What ends the machines, again and again at one step, may be of the job: a sample, or an operation."""
+    if not context.state.active or not context.is_reached(Kind.LOST_VM):
+        return
+    lost = context.strikes(Kind.LOST_VM)
+    reason = (
+        f"VMs were lost {lost.count} times in a row before step {lost.step + 1} was committed; the last, "
+        f"{lost.why}. Perhaps a sample or an operation of this step ends its machine"
+    )
+    wait(context, reason, (Resumption.AGAIN,))
+
+
 def ask_for_checkpoints(context: Context, why: str) -> None:
     """No checkpoint can be read: a person may put back the objects, or give up the steps and begin again."""
     state = context.state

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     INTERNAL_ERROR = "internal_error"
     LIMITED = "limited"
     LOCAL_REQUEST = "local_request"
+    LOST_VM = "lost_vm"
     NOT_JOINED = "not_joined"
     OUTDATED = "outdated"
     PROFILE = "profile"
@@ -215,6 +216,16 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             first_s=5.0,
             longest_s=300.0,
             forgiven_by=frozenset({Progress.NEWER_STEPPED}),
+        ),
+        Kind.LOST_VM: Row(
+            what="a VM that trains is lost, without a notice of its cloud",
+            limit=6,
+            follows="a person is asked: a sample may end any machine; longer pauses before the next request",
+            first_s=5.0,
+            longest_s=300.0,
+            num_free=1,
+            together_s=60.0,  # as VMs that are lost together are one loss
+            forgiven_by=frozenset({Progress.NEXT_STEP, Progress.PERSON}),
         ),
         Kind.SLOW: Row(
             what="a worker is slower than its peers",
