@@ -9,7 +9,7 @@ pack and unpack tensors with `makara.checkpoint.tensors`.
 """
 
 from .calibrations import load_calibration, save_calibration
-from .copying import copy_checkpoint, discard_copies, published
+from .copying import copy_checkpoint, discard_copies, no_checkpoint, published
 from .errors import (
     Cancelled,
     CheckpointError,
@@ -88,6 +88,7 @@ __all__ = [
     "open_generation",
     "open_store",
     "publish",
+    "no_checkpoint",
     "published",
     "read_head",
     "read_part",

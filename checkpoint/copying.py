@@ -28,7 +28,7 @@ def published(store: Store, job: str, step: int | None = None) -> tuple[Checkpoi
     except HeadCorrupt as error:
         raise NoReadable(f"the checkpoints of job {job} in {store.uri} are not known: {error}") from error
     if head is None:
-        raise NoReadable(f"{store.uri} has no checkpoint of job {job}")
+        raise no_checkpoint(store, job)
     found = tuple(c for c in head.manifests if step is None or c.step == step)
     if not found:
         steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(head.manifests))
@@ -36,6 +36,11 @@ def published(store: Store, job: str, step: int | None = None) -> tuple[Checkpoi
         wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise NoReadable(f"job {job} in {store.uri} has no {wanted}: {there}")
     return found
+
+
+def no_checkpoint(store: Store, job: str) -> NoReadable:
+    """The error for a job without a head."""
+    return NoReadable(f"{store.uri} has no checkpoint of job {job}")
 
 
 def copy_checkpoint(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..checkpoint import StoreUri
 from ..protocol.archives import DEFAULT, BundleBounds
 from .home import DEFAULT_BUNDLE_BYTES, DEFAULT_PORT, ConfigError, is_loopback
 from .spec.store_uri import AWS, AZURE, EVERY_FOLDER, entry_faults
@@ -31,8 +32,9 @@ class ServerConfig:
     """Serve TLS with the authority of this home; None: if listening beyond loopback or using clouds."""
     public_url: str | None = None
     """The URL by which agents reach this manager; None: the address it listens on."""
-    local_vms: bool = True
-    """Whether to offer `provider: local`, whose VMs run jobs' code on this machine as this user."""
+    local_vms: bool | None = None
+    """Whether to offer `provider: local` to administrators' jobs, whose code then runs on this machine as
+    this user; None: unless `allow_remote`."""
     names: tuple[str, ...] = ()
     """Further names and addresses of this manager, for its certificate."""
     heartbeat_s: float = 1.0
@@ -44,7 +46,7 @@ class ServerConfig:
     allow_stores: tuple[str, ...] | None = None
     """Stores that the manager's own credentials may sign for, and folders that jobs may use:
     `s3://[bucket[/prefix]]` at AWS, `az://` (Azure), `http(s)://host[:port][/bucket[/prefix]]`,
-    `file:///folder`. None: AWS and Azure; on loopback also folders."""
+    `file:///folder`. None: AWS and Azure; on loopback administrators' jobs may also use folders."""
     rest_factor: float = 100.0
     """A job's reports and ticks are gathered for this many times the duration of its last decision."""
     longest_rest_s: float = 1.0
@@ -92,12 +94,32 @@ class ServerConfig:
             raise ConfigError(f"allow_stores: {fault}")
 
     @property
+    def offers_local(self) -> bool:
+        """`local_vms`, or its default."""
+        return not self.allow_remote if self.local_vms is None else self.local_vms
+
+    @property
     def stores(self) -> tuple[str, ...]:
         """`allow_stores`, or its default."""
         if self.allow_stores is not None:
             return self.allow_stores
-        # Whoever has a token of a manager on loopback is a user of this machine.
         return (AWS, AZURE) if self.allow_remote else (AWS, AZURE, EVERY_FOLDER)
+
+    def stores_for(self, owner: str | None) -> tuple[str, ...]:
+        """`stores` for jobs of this owner (None: the administrators).
+
+        The manager reads and writes folders with its own rights. So a user's job may use those that the
+        administrator named, except one that would show it the home, with the admin token.
+        """
+        if owner is None:
+            return self.stores
+        return tuple(entry for entry in self.allow_stores or (AWS, AZURE) if not self._shows_home(entry))
+
+    def _shows_home(self, entry: str) -> bool:
+        folder, home = StoreUri.of(entry).folder, self.home.resolve()
+        return folder is not None and (
+            home.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(home)
+        )
 
     @property
     def public_host(self) -> str | None:

@@ -18,14 +18,25 @@ _AZURE_ID = re.compile(r"/subscriptions/([^/]+)/resourceGroups/([^/]+)/", re.IGN
 _MOST_TOLD = 5  # VMs
 
 
-def check_places(settings: CloudSettings, states: Iterable[JobState]) -> None:
-    """Raise `ConfigError` naming each missing field without which VMs that may exist cannot be reached."""
+def check_places(settings: CloudSettings, states: Iterable[JobState], *, local: bool = True) -> None:
+    """Raise `ConfigError` naming each missing field without which VMs that may exist cannot be reached.
+
+    `local`: whether this manager has VMs on its own machine.
+    """
     lacking: dict[str, list[str]] = {}
+    here: list[str] = []
     for state in states:
         for vm in state.counted_vms:
             fault = _fault(settings, vm)
             if fault:
                 lacking.setdefault(fault, []).append(vm.vm)
+            elif vm.attempt is not None and vm.attempt.placement.provider == "local":
+                here.append(vm.vm)
+    if here and not local:
+        raise ConfigError(
+            f"local_vms: this machine may have VMs of jobs: {_some(here)}. Start the manager with --local at "
+            "least until they are gone"
+        )
     if lacking:
         told = "; ".join(f"{fault}, where VMs may exist: {_some(vms)}" for fault, vms in lacking.items())
         raise ConfigError(f"{FILE}: {told}. Put it back at least until they are gone")

@@ -31,9 +31,9 @@ async def go_on(
     `CannotGoOn`, `JobSpecError` with every fault, `StoreUnavailable`, `CloudAway`; then nothing is stored.
     """
     spec = _changed(_spec_of(job), changes)
-    check_providers(spec, service)
+    check_providers(spec, service, job.state.owner)
     given = check_secrets(spec, secrets)
-    stores = service.config.stores
+    stores = service.stores_of(job)
     await service.threads.run(CallKind.SUBMISSION, check_store, spec, job.job, given, stores)
     if job.state.finished is None:  # else no VM is needed: its weights are exported
         await check_renting(service, spec, spent_by(job.state, service.clock()).at_most)

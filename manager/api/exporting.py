@@ -56,7 +56,8 @@ async def export_now(service: Service, job: Job, step: int | None, secrets: Mapp
     scratch = service.config.home / "scratch"
 
     def call() -> Export:
-        store: Store = open_for(spec, {**service.files.secrets(job.job), **secrets}, service.config.stores)
+        given = {**service.files.secrets(job.job), **secrets}
+        store: Store = open_for(spec, given, service.stores_of(job))
         scratch.mkdir(parents=True, exist_ok=True)
         wanted = published(store, job.job, step)[0]
         try:

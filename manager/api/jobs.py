@@ -66,7 +66,7 @@ class Wanted(BaseModel):
 async def submit(
     request: Request,
     response: Response,
-    _: User,
+    grant: User,
     spec: Annotated[str, Form(max_length=1 << 20)],
     bundle: UploadFile,
     secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
@@ -77,7 +77,7 @@ async def submit(
     data = await bundle.read(service.config.max_bundle_bytes + 1)
     if len(data) > service.config.max_bundle_bytes:
         raise HTTPException(413, f"bundle: more than {service.config.max_bundle_bytes} bytes")
-    job, new = await accept(service, Submission(spec, data, secrets, idempotency_key))
+    job, new = await accept(service, Submission(spec, data, secrets, idempotency_key, grant.owner))
     response.headers["Location"] = f"/api/v1/jobs/{job}"
     if not new:
         response.status_code = 200
@@ -87,21 +87,22 @@ async def submit(
 @router.post("/jobs/check")
 async def check(
     request: Request,
-    _: User,
+    grant: User,
     spec: Annotated[str, Form(max_length=1 << 20)],
     secrets: Annotated[str, Form(max_length=1 << 20)] = "{}",
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Accepted:
     """Check whether a job would be accepted, except for its code, and return the limit on its size. Tries its
     store; stores no job. 422: faults."""
-    return await check_settings(service_of(request), spec, secrets, idempotency_key)
+    submission = Submission(spec, b"", secrets, idempotency_key, grant.owner)
+    return await check_settings(service_of(request), submission)
 
 
 @router.get("/jobs")
-async def jobs(request: Request, _: User) -> JobsView:
-    """All jobs, newest first."""
+async def jobs(request: Request, grant: User) -> JobsView:
+    """All jobs of the user, newest first; for an administrator, of all users."""
     service = service_of(request)
-    views = [service.view(job) for job in service.jobs.values() if job.submitted]
+    views = [service.view(job) for job in service.shown_to(grant.owner)]
     return JobsView(jobs=views[::-1])
 
 

@@ -41,11 +41,21 @@ class MachinesView(BaseModel):
 
 
 @router.get("")
-async def machines(request: Request, _: User) -> MachinesView:
-    """All machines that joined, in that order."""
+async def machines(request: Request, grant: User) -> MachinesView:
+    """All machines that joined, in that order; a user sees only the names of VMs of jobs of their own."""
     service = service_of(request)
     found = await service.threads.run(CallKind.LIST_VMS, pool_of(service).machines, owner="static")
+    if grant.owner is not None:
+        own = {vm for job in service.shown_to(grant.owner) for vm in job.state.vms}
+        found = [_without_names(machine, own) for machine in found]
     return MachinesView(machines=found)
+
+
+def _without_names(machine: MachineState, own_vms: set[str]) -> MachineState:
+    """The machine without what names other users' jobs: VMs, and files in their folders."""
+    vm = machine.vm if machine.vm in own_vms else None
+    unwiped = "files of a VM that ended cannot be removed" if machine.unwiped else ""
+    return machine.model_copy(update={"vm": vm, "unwiped": unwiped})
 
 
 @router.delete("/{machine}", status_code=204)

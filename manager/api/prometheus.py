@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
 
 from ..service.quarantine import STATUS
 from ..service.runtime import Job
-from ..service.service import Service
 from ..service.views.morphs import step_in_flight
 from ..service.views.steps import measured_s, newest_step
 from .auth import User, service_of
@@ -25,18 +24,18 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/metrics")
-async def metrics(request: Request, _: User) -> Response:
-    """Gauges and counters of all jobs; scrape with a user token."""
-    return Response(exposition(service_of(request)), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(request: Request, grant: User) -> Response:
+    """Gauges and counters of the user's jobs, for an administrator of all; scrape with a token of either."""
+    text = exposition(service_of(request).shown_to(grant.owner))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def exposition(service: Service) -> str:
-    """All jobs, in Prometheus' text format."""
-    return "\n".join(_lines(service)) + "\n"
+def exposition(jobs: Sequence[Job]) -> str:
+    """These jobs, in Prometheus' text format."""
+    return "\n".join(_lines(jobs)) + "\n"
 
 
-def _lines(service: Service) -> Iterable[str]:
-    shown = [job for job in service.jobs.values() if job.submitted]
+def _lines(shown: Sequence[Job]) -> Iterable[str]:
     counts = Counter(STATUS if job.set_aside else job.state.status.value for job in shown)
     yield from _family(
         "makara_jobs", "gauge", "Jobs by status", [({"status": k}, n) for k, n in counts.items()]

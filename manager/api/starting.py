@@ -13,7 +13,9 @@ from ...checkpoint import (
     NotFound,
     Store,
     StoreRefused,
+    credentials_in,
     load_manifest,
+    no_checkpoint,
     published,
     weight_shapes,
 )
@@ -46,16 +48,20 @@ class StartView(BaseModel):
     weights: dict[str, tuple[int, ...]]
 
 
-async def start_of(service: Service, spec: JobSpec, secrets: Mapping[str, str]) -> StartSource | None:
+async def start_of(
+    service: Service, spec: JobSpec, secrets: Mapping[str, str], owner: str | None
+) -> StartSource | None:
     """The checkpoint that the job starts from; None for step 0. Raises `JobSpecError`, `StoreUnavailable`."""
-    found = await _look(service, spec, secrets, None)
+    found = await _look(service, spec, secrets, owner, None)
     return found[0] if found is not None else None
 
 
-async def start_view(service: Service, spec: JobSpec, secrets: Mapping[str, str]) -> StartView | None:
+async def start_view(
+    service: Service, spec: JobSpec, secrets: Mapping[str, str], owner: str | None
+) -> StartView | None:
     """The same with shapes and hash, so that a client can compare its model."""
     weights: dict[str, tuple[int, ...]] = {}
-    found = await _look(service, spec, secrets, weights)
+    found = await _look(service, spec, secrets, owner, weights)
     if found is None:
         return None
     source, manifest = found
@@ -83,16 +89,26 @@ def pinned(spec: JobSpec, source: StartSource | None) -> JobSpec:
 
 
 async def _look(
-    service: Service, spec: JobSpec, secrets: Mapping[str, str], weights: dict[str, tuple[int, ...]] | None
+    service: Service,
+    spec: JobSpec,
+    secrets: Mapping[str, str],
+    owner: str | None,
+    weights: dict[str, tuple[int, ...]] | None,
 ) -> tuple[StartSource, Manifest] | None:
     if spec.checkpoint.start_from is None:
         return None
-    uri, endpoint, region, job, step = _place(service, spec, spec.checkpoint.start_from)
+    uri, endpoint, region, job, step = _place(service, spec, spec.checkpoint.start_from, owner)
     there = at_source(spec, uri, endpoint, region)
+    known = service.jobs.get(job)
+    # With the manager's own credentials its URI must not say more than its name, which is another's.
+    own_keys = credentials_in(uri, {**there.envs, **secrets}) is not None
+    hidden = known is not None and not known.is_shown_to(owner) and not own_keys
 
     def read() -> Manifest:
-        store = _opened(there, secrets, service.config.stores)
+        store = _opened(there, secrets, service.config.stores_for(owner))
         try:
+            if hidden:
+                raise no_checkpoint(store, job)
             return newest_readable(store, job, step, weights)
         except (NoReadable, StoreRefused) as error:
             raise JobSpecError([(_FIELD, str(error))]) from error
@@ -107,7 +123,7 @@ async def _look(
 
 
 def _place(
-    service: Service, spec: JobSpec, start_from: str
+    service: Service, spec: JobSpec, start_from: str, owner: str | None
 ) -> tuple[str, str | None, str | None, str, int | None]:
     """(store, endpoint, region, job, step)."""
     place, step = split_step(start_from)
@@ -116,7 +132,7 @@ def _place(
         own = spec.checkpoint
         endpoint, region = place_of(uri, own.uri, own.endpoint, own.region)
         return uri, endpoint, region, job, step
-    known = find(service.jobs, place)
+    known = find(service, place, owner)
     if known is None or known.state.spec is None:
         about = "expected a job (`makara ps` lists all), or the URI of a job's folder in a store"
         raise JobSpecError([(_FIELD, f"there is no job {place!r}; {about}")])

@@ -32,12 +32,16 @@ class KeyUsed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a user submits: the job file's content, the code, and the values of the secrets it names."""
+    """What a user submits: the job file's content, the code, and the values of the secrets it names.
+
+    `owner`: whose job it is; None: the administrators'.
+    """
 
     spec_text: str
     bundle: bytes
     secrets_text: str = "{}"
     idempotency_key: str | None = None
+    owner: str | None = None
 
 
 class Accepted(BaseModel):
@@ -57,33 +61,37 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
 
     Raises `JobSpecError` with every fault that was found, `KeyUsed`, `StoreUnavailable`, `CloudAway`.
     """
-    spec, secrets = _read(service, submission.spec_text, submission.secrets_text)
+    owner = submission.owner
+    spec, secrets = _read(service, submission.spec_text, submission.secrets_text, owner)
     await service.threads.run(
         CallKind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds
     )
-    job = _job_id(spec, submission.idempotency_key)
+    job = _job_id(spec, submission.idempotency_key, owner)
     if not await service.admission.has_accepted(job):
-        stores = service.config.stores
+        stores = service.config.stores_for(owner)
         await service.threads.run(CallKind.SUBMISSION, check_store, spec, job, secrets, stores)
         await check_renting(service, spec)
-        start = await start_of(service, spec, secrets)
-        if await service.admission.submit(job, pinned(spec, start), submission.bundle, secrets, start):
+        start = await start_of(service, spec, secrets, owner)
+        whole = pinned(spec, start)
+        if await service.admission.submit(job, whole, submission.bundle, secrets, start, owner):
             return job, True
     _check_same(service, job, spec, submission)
     return job, False
 
 
-async def check_settings(service: Service, spec_text: str, secrets_text: str, key: str | None) -> Accepted:
+async def check_settings(service: Service, submission: Submission) -> Accepted:
     """Raise what `accept` would, as far as possible without the job's code; stores nothing."""
-    spec, secrets = _read(service, spec_text, secrets_text)
-    job = _job_id(spec, key)
+    owner = submission.owner
+    spec, secrets = _read(service, submission.spec_text, submission.secrets_text, owner)
+    job = _job_id(spec, submission.idempotency_key, owner)
     start = quote = None
     machines: list[MachineType] = []
     if job not in service.jobs:
-        check = partial(check_store, spec, job, secrets, service.config.stores, make_folders=False)
+        stores = service.config.stores_for(owner)
+        check = partial(check_store, spec, job, secrets, stores, make_folders=False)
         await service.threads.run(CallKind.SUBMISSION, check)
         offers = await check_renting(service, spec)
-        start = await start_view(service, spec, secrets)
+        start = await start_view(service, spec, secrets, owner)
         machines = machines_of(spec.resources, offers)
         quote = quote_of(spec.resources, offers, service.clock())
     bounds = service.config.bundle_bounds
@@ -97,10 +105,12 @@ async def check_settings(service: Service, spec_text: str, secrets_text: str, ke
     )
 
 
-def _read(service: Service, spec_text: str, secrets_text: str) -> tuple[JobSpec, dict[str, str]]:
+def _read(
+    service: Service, spec_text: str, secrets_text: str, owner: str | None
+) -> tuple[JobSpec, dict[str, str]]:
     """The job file's content and the secrets, checked. Raises `JobSpecError`."""
     spec = parse_spec(_from_json("spec", spec_text))
-    check_providers(spec, service)
+    check_providers(spec, service, owner)
     return spec, check_secrets(spec, _from_json("secrets", secrets_text))
 
 
@@ -111,19 +121,29 @@ def _from_json(field: str, text: str) -> object:
         raise JobSpecError([(field, f"not JSON: {error}")]) from error
 
 
-def check_providers(spec: JobSpec, service: Service) -> None:
-    """Raise `JobSpecError` for providers that this manager does not have."""
-    known = ", ".join(service.providers)
+def check_providers(spec: JobSpec, service: Service, owner: str | None) -> None:
+    """Raise `JobSpecError` for providers that this manager does not have, or not for this owner's jobs."""
+    has = [name for name in service.providers if owner is None or name != "local"]
+    known = ", ".join(has)
     faults = [
-        ("resources.provider", f"this manager has no provider {name}; it has {known}{_how(name)}")
+        ("resources.provider", f"{_lacks(name, service, owner)}; expected {known}{_how(name)}")
         for name in spec.resources.providers
-        if name not in service.providers
+        if name not in has
     ]
     if faults:
         raise JobSpecError(faults)
 
 
+def _lacks(name: str, service: Service, owner: str | None) -> str:
+    if name == "local" and owner is not None and name in service.providers:
+        # It could read the admin token, and other users' secrets.
+        return "local: such VMs run code as the manager's own user, so they are for administrators' jobs only"
+    return f"this manager has no provider {name}"
+
+
 def _how(name: str) -> str:
+    if name == "local":
+        return " (an administrator gets local VMs from `makara server --local`)"
     return f"; clouds.yaml in its home is to have a section {name}" if name in CLOUDS else ""
 
 
@@ -175,10 +195,12 @@ def _field_and_rest(message: str) -> tuple[str, str]:
     return (field, rest) if field.startswith("checkpoint.") else ("checkpoint.uri", message)
 
 
-def _job_id(spec: JobSpec, key: str | None) -> str:
-    """The name and hex digits, derived from the key if given, so that a repetition finds its job."""
-    suffix = hashlib.sha256(f"{spec.name}\0{key}".encode()).hexdigest()[:12] if key else random.token_hex(3)
-    return f"{spec.name}-{suffix}"
+def _job_id(spec: JobSpec, key: str | None, owner: str | None) -> str:
+    """The name and hex digits, derived from owner and key if given, so that a repetition finds its job."""
+    if not key:
+        return f"{spec.name}-{random.token_hex(3)}"
+    known = "\0".join((spec.name, key) if owner is None else (spec.name, key, owner))
+    return f"{spec.name}-{hashlib.sha256(known.encode()).hexdigest()[:12]}"
 
 
 def _check_same(service: Service, job: str, spec: JobSpec, submission: Submission) -> None:

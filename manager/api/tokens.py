@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, HTTPException, Request
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
-from ..service.tokens import Scope, id_of
+from ..service.tokens import ADMINISTRATOR, Scope, id_of
 from ..threads import CallKind
 from .auth import Admin, service_of
 
 router = APIRouter(prefix="/api/v1", tags=["tokens"])
 
 
-class NewToken(BaseModel):
-    """`ttl_s`: how long the token is valid (None: until revoked). `uses`: how many machines may join with it,
-    for scope `machine` only."""
+def _name(value: str) -> str:
+    if not value.isprintable() or value != value.strip():
+        raise ValueError("expected printable characters, without blanks at either end")
+    if value == ADMINISTRATOR:
+        raise ValueError("this is the administrators' name; choose another")
+    return value
 
-    name: str = Field(min_length=1, max_length=100)
+
+class NewToken(BaseModel):
+    """`name`: for a user, the owner of the jobs that are submitted with it; several tokens of one name are
+    one user's. `ttl_s`: how long the token is valid (None: until revoked). `uses`: how many machines may join
+    with it, for scope `machine` only."""
+
+    name: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_name)]
     scope: Literal["user", "machine"] = "user"
     ttl_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
     uses: int | None = Field(default=None, ge=1, le=10_000)

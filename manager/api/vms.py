@@ -74,11 +74,11 @@ async def logs(job: AskedJob, request: Request, vm: str | None = None) -> LogsVi
 
 
 @router.post("/vms/{vm}/drain", status_code=202)
-async def drain(vm: str, request: Request, _: User) -> VmView:
+async def drain(vm: str, request: Request, grant: User) -> VmView:
     """Move the work off a VM, release it, and request another in its place. Idempotent. 404: no job has it;
     409: its job is not training, or the VM has ended."""
     service = service_of(request)
-    job = next((job for job in service.jobs.values() if vm in job.state.vms), None)
+    job = next((job for job in service.shown_to(grant.owner) if vm in job.state.vms), None)
     if job is None:
         raise HTTPException(404, f"vm: no job has a VM {vm!r}")
     if not job.state.vms[vm].live:

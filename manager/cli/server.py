@@ -19,7 +19,7 @@ def server(options: argparse.Namespace) -> int:
         allow_remote=options.allow_remote,
         tls=options.tls,
         public_url=options.public_url,
-        local_vms=not options.no_local,
+        local_vms=options.local,
         names=tuple(options.name),
         bounds=tuple(options.bound),
         allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,

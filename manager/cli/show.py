@@ -31,9 +31,11 @@ def ps(options: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     heads = ("JOB", "STATUS", "STEP", "LOSS", "PxD", "VMS", "COST", "AN HOUR", "SUBMITTED")
-    table = Table(*heads, box=None, pad_edge=False)
-    for job in answer["jobs"]:
-        table.add_row(*_row(job))
+    owners = [job.get("owner") or "" for job in answer["jobs"]]
+    several = len(set(owners)) > 1  # an administrator sees all users' jobs
+    table = Table(*heads, *(("OWNER",) if several else ()), box=None, pad_edge=False)
+    for job, owner in zip(answer["jobs"], owners, strict=True):
+        table.add_row(*_row(job), *((owner,) if several else ()))
     print_table(table)
     return 0
 

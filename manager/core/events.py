@@ -24,6 +24,7 @@ class JobSubmitted(Event):
     spec: dict[str, Any]  # makara.manager.spec.job_spec.JobSpec
     bundle_sha256: str
     start: StartSource | None = None
+    owner: str | None = None
 
 
 class StopRequested(Event):

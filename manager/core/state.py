@@ -124,6 +124,7 @@ class JobState:
     spec: JobSpec | None = None
     bundle_sha256: str = ""
     submitted_at: float = 0.0
+    owner: str | None = None  # None: the administrators
     start: StartSource | None = None  # the checkpoint of another job that it starts from
     copied: StartCopied | None = None  # how the checkpoint in `start` became the job's own
     num_facts: int = 0  # facts folded so far; the version of orders

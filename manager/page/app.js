@@ -100,7 +100,8 @@ function jobCard(entry) {
   const loss = entry.loss === null ? "" : `loss ${entry.loss.toFixed(3)} · `;
   const shape = entry.shape ? ` · ${shapeText(entry.shape)}` : "";
   const cost = entry.cost ? ` · ${costShort(entry.cost)}` : "";
-  card.append(head, bar, element("p", "quiet", `${loss}step ${entry.step} of ${entry.steps}${shape} · ${vmCount(entry)} VMs${cost}`));
+  const owner = entry.owner ? ` · ${entry.owner}` : "";
+  card.append(head, bar, element("p", "quiet", `${loss}step ${entry.step} of ${entry.steps}${shape} · ${vmCount(entry)} VMs${cost}${owner}`));
   return card;
 }
 

@@ -31,7 +31,7 @@ def open_providers(
     """
     clouds = open_clouds(read_settings(config.home), identity, render, clock)
     others: dict[str, Provider] = {"static": StaticProvider(MachinePool(config.home / "machines.sqlite3"))}
-    if not config.local_vms:
+    if not config.offers_local:
         return {**others, **clouds}
     return {"local": LocalProvider(config.home / "vms", command=config.agent_command), **others, **clouds}
 

@@ -51,9 +51,9 @@ class Leased:
 
 
 class MachineState(Frozen):
-    """One machine, as the API shows it; times in Unix seconds. `vm`: the VM that it runs. With None it is
-    free if it is connected, `unwiped` (why files of an ended VM could not be removed) is empty, and it is not
-    `leaving` (`makara join` was told to end)."""
+    """One machine, as the API shows it; times in Unix seconds. `vm`: the VM that it runs (None: none, or one
+    of another user). It is free if it is not `leased`, is connected, `unwiped` (why files of an ended VM
+    could not be removed) is empty, and it is not `leaving` (`makara join` was told to end)."""
 
     machine: str
     name: str
@@ -61,6 +61,7 @@ class MachineState(Frozen):
     seen_at: float
     connected: bool
     vm: str | None
+    leased: bool
     unwiped: str
     leaving: bool
     num_cpus: int
@@ -190,6 +191,7 @@ class MachinePool:
                         seen_at=self._wall() if connected else seen if left is None else left,
                         connected=connected,
                         vm=lease.vm if lease is not None else None,
+                        leased=lease is not None,
                         unwiped=line.report.unwiped if line is not None and line.report is not None else "",
                         leaving=line is not None and line.report is not None and line.report.leaving,
                     )

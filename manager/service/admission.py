@@ -52,6 +52,7 @@ class Admission:
         bundle: bytes,
         secrets: Mapping[str, str],
         start: StartSource | None = None,
+        owner: str | None = None,
     ) -> bool:
         """Accept a job; False, and nothing is done, if there is one of this id. Durable, with its files, on
         return; on an error nothing is stored."""
@@ -63,7 +64,9 @@ class Admission:
             self.jobs[job] = Job(job, [], [])
             try:
                 value, now = spec.model_dump(mode="json"), self.clock()
-                submitted = JobSubmitted(now=now, job=job, spec=value, bundle_sha256=sha256, start=start)
+                submitted = JobSubmitted(
+                    now=now, job=job, spec=value, bundle_sha256=sha256, start=start, owner=owner
+                )
                 await self.handle(job, submitted)
             except Exception:
                 # In the writers' queue, so that an append in progress is seen.

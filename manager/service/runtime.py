@@ -89,6 +89,11 @@ class Job:
         """Whether the job is durably submitted; also true if its submission cannot be read."""
         return self.state.spec is not None or self.quarantine is not None
 
+    def is_shown_to(self, owner: str | None) -> bool:
+        """Whether it exists for this user (None: an administrator). A job whose submission cannot be read is
+        the administrators'."""
+        return self.submitted and owner in (None, self.state.owner)
+
     @property
     def active(self) -> bool:
         return self.submitted and self.state.ended is None

@@ -191,14 +191,22 @@ class Service:
         """The store of a job. Blocking."""
         spec = self.jobs[job].state.spec
         assert spec is not None, "only a submitted job has a store"
-        return open_for(spec, self.files.secrets(job), self.config.stores)
+        return open_for(spec, self.files.secrets(job), self.stores_of(self.jobs[job]))
 
     def _open_source(self, job: str, source: StartSource) -> Store:
         """The store of the checkpoint that a job starts from, with the job's own keys. Blocking."""
         spec = self.jobs[job].state.spec
         assert spec is not None, "only a submitted job starts from something"
         there = at_source(spec, source.uri, source.endpoint, source.region)
-        return open_for(there, self.files.secrets(job), self.config.stores)
+        return open_for(there, self.files.secrets(job), self.stores_of(self.jobs[job]))
+
+    def stores_of(self, job: Job) -> tuple[str, ...]:
+        """The stores for which this manager's own credentials and rights serve the job."""
+        return self.config.stores_for(job.state.owner)
+
+    def shown_to(self, owner: str | None) -> list[Job]:
+        """The jobs that exist for this user (None: an administrator), oldest first."""
+        return [job for job in self.jobs.values() if job.is_shown_to(owner)]
 
     # ---- life ----------------------------------------------------------------------------------------------
 
@@ -213,7 +221,8 @@ class Service:
             self.jobs[job] = Job(job, facts, metrics)
         if self._clouds is not None:
             try:
-                check_places(self._clouds, (runtime.state for runtime in self.jobs.values()))
+                states = (runtime.state for runtime in self.jobs.values())
+                check_places(self._clouds, states, local=self.config.offers_local)
             except ConfigError as error:
                 self._fail(error)
                 return

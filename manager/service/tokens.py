@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from ..config import write_private
 
@@ -28,7 +29,7 @@ class Scope(StrEnum):
     """What a token permits."""
 
     ADMIN = "admin"  # everything, other tokens and fault injection included
-    USER = "user"  # submit, stop and read jobs
+    USER = "user"  # submit jobs, and stop and read those of the same name
     SESSION = "session"  # a browser that signed in with a user or admin token
     JOIN = "join"  # connections of one VM of one job, until that shows its worker token
     WORKER = "worker"  # later connections of that VM, its bundle and its secrets
@@ -41,7 +42,8 @@ class TokenRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A validated token. `name` is for people; join and worker tokens are bound to a VM."""
+    """A validated token. A user's `name` is the owner of the jobs that are submitted with it; join and worker
+    tokens are bound to a VM."""
 
     token_id: str
     scope: Scope
@@ -51,6 +53,12 @@ class Grant:
     expires: float | None = None  # Unix seconds
     parent: str | None = None  # id of the token with which a session signed in; it ends with that
     uses: int | None = None  # how many machines may join with it
+    is_admin: bool = False  # an administrator's, or a session that one signed in with it
+
+    @property
+    def owner(self) -> str | None:
+        """The owner of jobs submitted with this token; None: the administrators, who see all jobs."""
+        return None if self.is_admin else self.name
 
 
 class TokenStore:
@@ -128,7 +136,7 @@ class TokenStore:
             matches = hmac.compare_digest(_hash(secret), stored)
             if row is None or not matches:
                 raise TokenRefused("unknown token")
-            grant = Grant(token_id, Scope(row[1]), *row[2:7], uses=row[8])
+            grant = Grant(token_id, Scope(row[1]), *row[2:7], uses=row[8], is_admin=self._is_admin(row))
             if row[7]:
                 raise TokenRefused("this join token has been used")
             if not self._lives(token_id):
@@ -207,9 +215,9 @@ class TokenStore:
             except TokenRefused:
                 pass  # the token file of another home, or an altered one: replaced below
         with self._lock:
-            own = (Scope.ADMIN.value, _ADMIN)
+            own = (Scope.ADMIN.value, ADMINISTRATOR)
             self._database.execute("DELETE FROM tokens WHERE scope = ? AND name = ?", own)
-        token = self.issue(Scope.ADMIN, name=_ADMIN)
+        token = self.issue(Scope.ADMIN, name=ADMINISTRATOR)
         write_private(path, token.encode() + b"\n")
         return token
 
@@ -220,6 +228,12 @@ class TokenStore:
         if Scope(row[1]) is not Scope.SESSION:
             return True
         return row[6] is not None and self._lives(row[6])  # None: signed in before sessions knew their token
+
+    def _is_admin(self, row: tuple[Any, ...]) -> bool:
+        """Whether the token of this row of `_FIND` is an administrator's, or of a session that is."""
+        if Scope(row[1]) is Scope.SESSION and row[6] is not None:
+            row = self._database.execute(_FIND, (row[6],)).fetchone() or row
+        return Scope(row[1]) is Scope.ADMIN
 
     def _insert(
         self,
@@ -273,7 +287,7 @@ def _hash(secret: str) -> bytes:
     return hashlib.sha256(secret.encode()).digest()
 
 
-_ADMIN = "admin"  # the name of the token that the manager makes itself
+ADMINISTRATOR = "admin"  # the name of the token that the manager makes itself
 _TABLES = """
 CREATE TABLE IF NOT EXISTS tokens (
     id TEXT PRIMARY KEY, hash BLOB NOT NULL, scope TEXT NOT NULL, name TEXT NOT NULL,

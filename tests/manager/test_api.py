@@ -30,7 +30,8 @@ ROUTES = [route for module in MODULES for route in module.router.routes]
 
 @pytest.fixture(scope="module")
 def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
-    running = Manager(tmp_path_factory.mktemp("api") / "home").start()
+    folder = tmp_path_factory.mktemp("api")
+    running = Manager(folder / "home", "file:///", (folder / "shared").as_uri()).start()
     running.client.post("/providers/local/capacity", json={"vms": 0})  # no VM: these tests need none
     yield running
     running.stop()
@@ -109,8 +110,9 @@ def test_a_strangers_body_is_refused_unread(manager: Manager, path: str) -> None
 def test_a_page_session_ends_with_its_token_and_so_does_what_it_watches(
     manager: Manager, tmp_path: Path
 ) -> None:
-    job = manager.submit(tmp_path / "store").json()["job"]
     token = manager.client.post("/tokens", json={"name": "ada"})["token"]
+    store = manager.home.parent / "shared"
+    job = manager.submit(store, token=token, resources={"provider": "static"}).json()["job"]
     page = httpx.Client(base_url=manager.url, trust_env=False, timeout=30)
     assert page.post("/login", data={"token": token}).status_code == 200
     with page.stream("GET", f"/api/v1/jobs/{job}/stream") as response:

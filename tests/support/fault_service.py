@@ -25,7 +25,7 @@ settings = json.loads(sys.argv[1])
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
 logging.getLogger("httpx").setLevel(logging.WARNING)
 config = ServerConfig(home=Path(settings["home"]), host=settings["host"], port=0, allow_remote=True,
-                      agent_command=tuple(settings["agent_command"]))
+                      local_vms=True, agent_command=tuple(settings["agent_command"]))
 serve(config)
 """
 

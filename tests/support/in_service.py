@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +87,8 @@ class Desk:
     clock: Clock
     sequence: int = 0
 
-    async def submit(self, job: str, **changes: dict[str, Any]) -> None:
-        await self.service.admission.submit(job, parse_spec(spec(**changes)), b"", {})
+    async def submit(self, job: str, owner: str | None = None, **changes: dict[str, Any]) -> None:
+        await self.service.admission.submit(job, parse_spec(spec(**changes)), b"", {}, owner=owner)
 
     async def tick(self, seconds: float = 0.0) -> None:
         """Time passes, and all that follows from it is done."""
@@ -133,15 +133,18 @@ async def desk(
     provider: Provider | None = None,
     timing: Timing | None = None,
     choose_plan: Choose = compute_plan,
+    providers: Mapping[str, Provider] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Desk]:
-    """A service that started on `home`; closed, with its journal, in the end. `settings`: `ServerConfig`."""
+    """A service that started on `home`; closed, with its journal, in the end. `settings`: `ServerConfig`.
+
+    `providers` are further ones than the local one.
+    """
     clock, provider = Clock(), provider or FakeProvider()
     journal, tokens = SqliteJournal(home / "journal.sqlite3"), TokenStore(home / "tokens.sqlite3")
     config = ServerConfig(home=home, **{"tick_s": NEVER_S, "rest_factor": 0.0, **settings})
-    service = Service(
-        config, journal, tokens, {"local": provider}, timing=timing, clock=clock, choose_plan=choose_plan
-    )
+    known = {"local": provider, **(providers or {})}
+    service = Service(config, journal, tokens, known, timing=timing, clock=clock, choose_plan=choose_plan)
     try:
         await service.start()
         yield Desk(service, provider, clock)

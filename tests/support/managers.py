@@ -67,13 +67,24 @@ class Manager:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
-    def submit(self, store: Path, key: str | None = None, **changes: dict[str, Any]) -> httpx.Response:
-        return self.post_job(json.dumps(job_spec(store, **changes)), key=key)
+    def submit(
+        self, store: Path, key: str | None = None, token: str | None = None, **changes: dict[str, Any]
+    ) -> httpx.Response:
+        return self.post_job(json.dumps(job_spec(store, **changes)), key=key, token=token)
 
     def post_job(
-        self, spec: str, *, bundle: bytes | None = None, key: str | None = None, secrets: str = "{}"
+        self,
+        spec: str,
+        *,
+        bundle: bytes | None = None,
+        key: str | None = None,
+        secrets: str = "{}",
+        token: str | None = None,
     ) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.token}"} | ({"Idempotency-Key": key} if key else {})
+        """Submit as the holder of `token`; None: as the administrator."""
+        headers = {"Authorization": f"Bearer {token or self.token}"} | (
+            {"Idempotency-Key": key} if key else {}
+        )
         files = {"bundle": ("bundle.tar.gz", BUNDLE if bundle is None else bundle, "application/gzip")}
         return self.http.post(
             "/api/v1/jobs", data={"spec": spec, "secrets": secrets}, files=files, headers=headers

@@ -29,10 +29,11 @@ def machines(options: argparse.Namespace) -> int:
 
 
 def _now(machine: dict[str, Any]) -> str:
-    vm = f"VM {machine['vm']}" if machine["vm"] else "free"
+    leased = machine["vm"] or machine.get("leased")
+    vm = f"VM {machine['vm']}" if machine["vm"] else "another user's VM" if leased else "free"
     if machine["unwiped"]:
         return f"not free, it cannot be wiped: {machine['unwiped']}"
     if machine["connected"]:
         return f"{vm}, leaving" if machine["leaving"] else vm
     away = f"away since {day_and_time(machine['seen_at'])}"
-    return f"{away}, {vm}" if machine["vm"] else away
+    return f"{away}, {vm}" if leased else away

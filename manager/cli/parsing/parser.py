@@ -70,7 +70,12 @@ def _add_server(commands: Commands) -> None:
         metavar="HOST",
         help="another name or address by which this manager is reached, for its certificate",
     )
-    option("--no-local", action="store_true", help="have no VMs on this machine: no job's code runs here")
+    option(
+        "--local",
+        action=argparse.BooleanOptionalAction,
+        help="offer provider local to administrators' jobs, whose code runs on this machine as the "
+        "manager's user (default: without --allow-remote)",
+    )
     option(
         "--bound",
         action="append",

@@ -11,11 +11,15 @@ from .base import BaseFact
 
 
 class Submitted(BaseFact):
+    """`owner`: the name of the user whose job it is; None: the administrators', as all jobs of older versions
+    are."""
+
     fact: Literal["submitted"] = "submitted"
     job: str
     spec: dict[str, Any]
     bundle_sha256: str
     start: StartSource | None = None
+    owner: str | None = None
 
 
 class StartCopied(BaseFact):

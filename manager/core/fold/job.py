@@ -37,6 +37,7 @@ def _submitted(state: JobState, fact: Submitted) -> JobState:
         bundle_sha256=fact.bundle_sha256,
         submitted_at=fact.at,
         start=fact.start,
+        owner=fact.owner,
     )
 
 

@@ -24,6 +24,7 @@ def take(context: Context) -> None:
                 spec=event.spec,
                 bundle_sha256=event.bundle_sha256,
                 start=event.start,
+                owner=event.owner,
             )
         )
         starting.order_copy(context)

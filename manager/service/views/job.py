@@ -29,6 +29,7 @@ class JobView(BaseModel):
 
     job: str
     name: str
+    owner: str | None  # the user whose job it is; None: the administrators
     status: str
     reason: str | None
     doing: str  # what the job waits for while it makes no steps
@@ -91,6 +92,7 @@ def job_view(job: Job, trouble: Mapping[str, str], now: float) -> JobView:
     return JobView(
         job=job.job,
         name=state.spec.name if state.spec else job.job,
+        owner=state.owner,
         status=STATUS if aside else state.status.value,
         reason=aside.reason if aside else _reason(job),
         doing=activity(job) if aside is None else "",
