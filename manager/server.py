@@ -10,9 +10,6 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-
 from ..simulator import warm_up
 from .api.app import create_app
 from .authority import Authority, is_wildcard, names_of
@@ -21,7 +18,9 @@ from .bounds import bounds_of, defaults, differing, told, with_bounds
 from .clock import SteadyClock
 from .collector import rare_collections
 from .config import ServerConfig, write_private
+from .connections import Connections, allow_files
 from .home import ConfigError, is_loopback
+from .http_server import Server
 from .providers.opening import open_providers
 from .providers.settings import FILE as CLOUDS
 from .providers.settings import read_settings
@@ -33,8 +32,6 @@ from .service.tokens import TokenStore
 log = logging.getLogger("makara.manager")
 
 _QUIET_S = 20.0  # by then the jobs of the previous manager are resumed
-_KEEP_ALIVE_S = 60  # longer than httpx's 5 s, so that the client closes an idle connection, not both at once
-_PING_S = 60.0  # agents send anyway; pings only detect connections of VMs that are gone
 
 
 def serve(
@@ -87,34 +84,13 @@ def serve(
         journal.close()
 
 
-class AgentSocket(WebSocketsSansIOProtocol):
-    """A workaround: uvicorn's (0.54) fails on shutdown if a peer has begun to close (likely over TLS)."""
-
-    def shutdown(self) -> None:
-        if not self.transport.is_closing():
-            super().shutdown()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Break a reference cycle of the websockets (17) parser and its connection, which would keep the
-        memory of its compression until the collector runs, which is rare."""
-        super().connection_lost(exc)
-        self.conn.parser.close()
-
-
 async def run(service: Service, listener: socket.socket, authority: Authority | None = None) -> None:
     """Serve until told to end, or until the manager must stop; over TLS if an `authority` is given."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(service),
-            log_level="warning",
-            access_log=False,
-            ws=AgentSocket,
-            ws_ping_interval=_PING_S,
-            ws_max_size=service.config.max_report_bytes,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
-            ssl_context_factory=authority.offered if authority is not None else None,
-        )
+    server = Server(
+        create_app(service),
+        Connections(allow_files()),
+        ws_max_size=service.config.max_report_bytes,
+        ssl_context_factory=authority.offered if authority is not None else None,
     )
     compiling = asyncio.get_running_loop().call_later(_QUIET_S, warm_up)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

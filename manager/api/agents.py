@@ -32,7 +32,7 @@ from ...protocol.messages import (
 from ..service.service import Service
 from ..service.tokens import Scope, TokenRefused
 from ..threads import CallKind
-from .auth import bearer, refuse, service_of, vm_of_job
+from .auth import admit, bearer, refuse, service_of, vm_of_job
 
 log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
@@ -58,12 +58,13 @@ async def agent(websocket: WebSocket, vm: str) -> None:
     elif grant.job not in service.jobs:
         await _refuse(websocket, vm, f"there is no job {grant.job}")
     else:
+        admit(websocket, grant)
         await websocket.accept()
         await AgentConnection(service, websocket, grant.job, vm).serve()
 
 
 async def _refuse(websocket: WebSocket, vm: str, reason: str) -> None:
-    log.warning("VM %s is refused: %s", vm, reason)
+    log.warning("VM %.100r is refused: %s", vm, reason)
     await refuse(websocket, vm, reason)
 
 

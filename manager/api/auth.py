@@ -13,6 +13,7 @@ from fastapi import Depends, HTTPException, Request, Response, WebSocket
 from starlette.requests import HTTPConnection
 
 from ...protocol.messages import Refusal
+from ..http_server import connection_of
 from ..service.service import Service
 from ..service.tokens import Grant, Scope, TokenRefused, csrf_token
 from ..threads import CallKind
@@ -63,9 +64,19 @@ async def admin(request: Request) -> Grant:
 async def _check(request: Request, token: str, *scopes: Scope) -> Grant:
     service = service_of(request)
     try:
-        return await service.threads.run(CallKind.TOKENS, service.tokens.check, token, *scopes)
+        grant = await service.threads.run(CallKind.TOKENS, service.tokens.check, token, *scopes)
     except TokenRefused as refusal:
         raise HTTPException(401, str(refusal), {"WWW-Authenticate": "Bearer"}) from refusal
+    admit(request, grant)
+    return grant
+
+
+def admit(request: HTTPConnection, grant: Grant) -> None:
+    """Note whose the connection of this request is, so that it is not ended as an unknown one."""
+    connection = connection_of(request.scope)
+    if connection is not None:
+        of_vm = grant.vm is not None
+        connection.admit(f"VM {grant.vm}" if of_vm else f"user {grant.name}", of_vm=of_vm)
 
 
 async def vm_of_job(request: Request, job: str, *scopes: Scope) -> Grant:

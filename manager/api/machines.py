@@ -23,6 +23,7 @@ from ...protocol.machines import (
     MachineReport,
     machine_id,
 )
+from ..http_server import connection_of
 from ..providers.pool import MachinePool, MachineState
 from ..providers.static import StaticProvider
 from ..service.service import Service
@@ -89,6 +90,9 @@ async def connection(websocket: WebSocket) -> None:
         log.warning("machine %s is refused: %s", machine, refusal)
         await refuse(websocket, machine, str(refusal))
         return
+    accepted = connection_of(websocket.scope)
+    if accepted is not None:
+        accepted.admit(f"machine {machine}", of_vm=True)
     await websocket.accept()
     await MachineConnection(service, websocket, machine).serve()
 

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 
 from ..service.tokens import Scope, TokenRefused, csrf_token
 from ..threads import CallKind
-from .auth import COOKIE, SESSION_TTL_S, User, service_of
+from .auth import COOKIE, SESSION_TTL_S, User, admit, service_of
 
 router = APIRouter(tags=["page"], include_in_schema=False)
 
@@ -51,6 +51,7 @@ async def login(request: Request, token: Annotated[str, Form(max_length=200)] = 
         grant = await threads.run(CallKind.TOKENS, tokens.check, token.strip(), Scope.USER, Scope.ADMIN)
     except TokenRefused as refusal:
         raise HTTPException(401, f"token: {refusal}") from refusal
+    admit(request, grant)
     issue = partial(tokens.issue, Scope.SESSION, name=grant.name, ttl_s=SESSION_TTL_S, parent=grant.token_id)
     session = await threads.run(CallKind.TOKENS, issue)
     response = JSONResponse({"csrf": csrf_token(session)})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import sys
 
 from ..config import ServerConfig
+from ..log_limit import log_to_stderr
 from ..server import serve
 
 
@@ -25,8 +24,7 @@ def server(options: argparse.Namespace) -> int:
         allow_stores=tuple(options.allow_store) if options.allow_store is not None else None,
         max_bundle_bytes=options.max_bundle,
     )
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log_to_stderr()
 
     def ready(url: str, _: str) -> None:
         print(f"manager at {url}   status page: the same address", flush=True)

@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from in_service import Desk, desk
 from makara.manager.api.agents import AgentConnection
 from makara.manager.api.app import create_app
 from makara.manager.authority import Authority, names_of
-from makara.manager.server import AgentSocket
+from makara.manager.connections import Connection, Connections
+from makara.manager.http_server import AgentSocket, Server
 from makara.manager.service.tokens import Scope
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.server import ServerProtocol
 
 VMS = 4
-_OF_A_CONNECTION = (AgentConnection, AgentSocket, ServerProtocol)
+_OF_A_CONNECTION = (AgentConnection, AgentSocket, Connection, ServerProtocol)
 
 
 @pytest.fixture
@@ -41,15 +41,11 @@ def no_collector() -> Iterator[None]:
 async def listening(here: Desk, home: Path) -> AsyncIterator[tuple[str, ssl.SSLContext]]:
     """The service behind a socket as `serve` has it: (its address, what its agents trust)."""
     authority = Authority(home, names_of("127.0.0.1"))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(here.service),
-            ws=AgentSocket,
-            lifespan="off",
-            log_level="warning",
-            timeout_graceful_shutdown=1,
-            ssl_context_factory=authority.offered,
-        )
+    server = Server(
+        create_app(here.service),
+        Connections(1024),
+        lifespan="off",
+        ssl_context_factory=authority.offered,
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -8,9 +8,9 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from makara.manager.authority import Authority, names_of
-from makara.manager.server import AgentSocket
+from makara.manager.connections import Connections
+from makara.manager.http_server import Server
 
 _UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
@@ -45,16 +45,7 @@ def test_a_manager_ends_while_a_peer_is_closing(tmp_path: Path) -> None:
     authority = Authority(tmp_path, names_of("127.0.0.1"))
 
     async def play(listener: socket.socket) -> None:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                _accepting,
-                ws=AgentSocket,
-                lifespan="off",
-                log_level="warning",
-                timeout_graceful_shutdown=1,
-                ssl_context_factory=authority.offered,
-            )
-        )
+        server = Server(_accepting, Connections(1024), lifespan="off", ssl_context_factory=authority.offered)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         peer = await asyncio.to_thread(_close_and_stay, listener.getsockname(), authority)
         with peer:

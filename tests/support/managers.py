@@ -28,8 +28,17 @@ AGENT = Path(__file__).with_name("scripted_agent.py")
 class Manager:
     """Use: `start()`, then `client` and `http`; `kill()` is SIGKILL; the VMs of `home` live on."""
 
-    def __init__(self, home: Path, *stores: str, tls: bool = False) -> None:
-        """`stores`: those that the administrator allows; none: the defaults."""
+    def __init__(
+        self,
+        home: Path,
+        *stores: str,
+        tls: bool = False,
+        run: Callable[..., None] | None = None,
+        arguments: tuple[object, ...] = (),
+    ) -> None:
+        """`stores`: those that the administrator allows; none: the defaults. `run`: what its process does, by
+        default `serve`; called with its settings, where it says that it is ready, and `arguments`."""
+        self.run, self.arguments = run or _serve, arguments
         self.home = home
         self.tls = tls
         self.stores = stores
@@ -48,7 +57,7 @@ class Manager:
         )
         log = Path(f"{self.home}.log")
         ours, theirs = CONTEXT.Pipe(duplex=False)
-        self.process = Forked(_serve, config, theirs, log=log, environment=os.environ)
+        self.process = Forked(self.run, config, theirs, *self.arguments, log=log, environment=os.environ)
         theirs.close()
         with ours:
             try:
