@@ -260,14 +260,25 @@ class Context(StrikesInDecision):
 
     # ---- what several rules do ----------------------------------------------------------------------------
 
-    def end_vm(self, vm: str, reason: EndReason, detail: str = "", *, gone: bool = False) -> None:
-        """The VM is no longer part of the job; it is released, unless the provider says that it is `gone`.
+    def end_vm(
+        self,
+        vm: str,
+        reason: EndReason,
+        detail: str = "",
+        *,
+        gone: bool = False,
+        ran_s: float | None = None,
+    ) -> None:
+        """The VM is no longer part of the job; it is released, unless the provider says that it is `gone`
+        (`ran_s`: and for how long it existed).
 
         Disks and addresses that a cloud leaves behind when a VM is gone are released as well.
         """
         attempt, never_joined = self.state.vms[vm].attempt, self.state.never_joined
         lost_at = self._step_when_lost(vm, reason)
-        self.fact(VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone, lost_at=lost_at))
+        self.fact(
+            VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone, ran_s=ran_s, lost_at=lost_at)
+        )
         if not gone or (attempt is not None and attempt.placement.provider in CLOUDS):
             # Once too many VMs in a row did not join, a person is asked why, and the last one's console may
             # tell.

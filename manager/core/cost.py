@@ -52,23 +52,30 @@ def bill(vm: Vm, until: float) -> Spent:
     return max(_so_far(vm, vm.price, vm.attempted_at, until), least, key=lambda spent: spent.at_most)
 
 
-def noted(vm: Vm, at: float, unseen_s: float) -> Vm:
-    """The VM with what it has cost by then, and in so many seconds more, as what it cost for certain."""
+def bill_for(vm: Vm, ran_s: float) -> Spent:
+    """What its newest attempt has cost that existed for so long, a minute at least."""
     if vm.attempted_at is None or vm.price is None:
+        return Spent()
+    return _cost_for(vm, vm.price, max(ran_s, _LEAST_BILLED_S))
+
+
+def noted(vm: Vm, at: float, unseen_s: float, until: float | None = None) -> Vm:
+    """The VM with what it has cost by `until`, or `at`, and in so many seconds more, as what it cost for
+    certain. Where it is not known whether it was there until now, nothing is certain yet."""
+    if vm.attempted_at is None or vm.price is None or (vm.must_end_by is not None and until is None):
         return vm
-    so_far = _so_far(vm, vm.price, vm.attempted_at, at)
-    return replace(vm, noted=so_far + _cost_for(vm, vm.price, unseen_s), noted_at=at)
+    so_far = _so_far(vm, vm.price, vm.attempted_at, at if until is None else until)
+    so_far += _cost_for(vm, vm.price, unseen_s)
+    return replace(vm, noted=so_far, noted_at=at, must_end_by=None)
 
 
 def _so_far(vm: Vm, price: Price, attempted_at: float, until: float) -> Spent:
-    """By the time since its attempt, or since what was noted; without the least that is billed."""
+    """By the time since its attempt, or since what was noted; without the least that is billed. A VM that
+    must have ended itself meanwhile costs nothing from then on."""
     since = attempted_at if vm.noted_at is None else vm.noted_at
+    if vm.must_end_by is not None:
+        until = min(until, vm.must_end_by)
     return vm.noted + _cost_for(vm, price, max(0.0, until - since))
-
-
-def is_ahead(vm: Vm, now: float) -> bool:
-    """Whether what is known of the VM's cost is from later than now: the clock was set back."""
-    return vm.attempted_at is not None and now < (vm.attempted_at if vm.noted_at is None else vm.noted_at)
 
 
 def _cost_for(vm: Vm, price: Price, seconds: float) -> Spent:

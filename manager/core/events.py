@@ -100,10 +100,20 @@ class ConsoleRead(Event):
 
 
 class VmTerminated(Event):
-    """The provider says that the VM is gone (authoritative). `taken_back`: its words, if it took it back."""
+    """The provider says that the VM is gone (authoritative). `taken_back`: its words, if it took it back;
+    `ran_s`: for how long it existed, if the provider tells."""
 
     vm: str
     taken_back: str = ""
+    ran_s: float | None = None
+
+
+class VmListed(Event):
+    """The provider shows an attempt for the VM: one that `lives`, or that has ended."""
+
+    vm: str
+    number: int
+    lives: bool
 
 
 class VmEndingSeen(Event):
@@ -124,7 +134,7 @@ class Batch(Event):
     A hundred VMs that the cloud takes at a time call for one plan, not for a hundred.
     """
 
-    events: tuple[ReportReceived | ConnectionClosed | VmTerminated | VmEndingSeen, ...]
+    events: tuple[ReportReceived | ConnectionClosed | VmTerminated | VmEndingSeen | VmListed, ...]
 
 
 class PlanComputed(Event):

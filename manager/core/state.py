@@ -128,6 +128,7 @@ class JobState:
     start: StartSource | None = None  # the checkpoint of another job that it starts from
     copied: StartCopied | None = None  # how the checkpoint in `start` became the job's own
     num_facts: int = 0  # facts folded so far; the version of orders
+    told_at: float = 0.0  # when the newest of them was decided, by the clock of that time
     vms: VmTable[Vm] = field(default_factory=VmTable[Vm])
     leaving: Mapping[str, Vm] = field(default_factory=empty_mapping)  # VMs that ended, and may still exist
     spent: Spent = field(default_factory=Spent)  # for VMs that are gone

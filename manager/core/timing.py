@@ -18,6 +18,9 @@ class Timing:
     join_grace_s: float = 300.0  # ... but for so long after a manager began it is waited for all the same
     release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
     slowest_release_s: float = 3600.0  # ... and as long as one has been refused, but no longer than this
+    note_every_s: float = (
+        300.0  # while VMs are paid for, the journal tells at least so often that time passes
+    )
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     unused_s: float = 600.0  # a VM of a cloud without work in the plan is a reserve for so long
@@ -81,6 +84,12 @@ class Timing:
     def end_reserve_s(self) -> float:
         """For how long VMs may still be paid for after a job has ended, or its manager is lost."""
         return self.given_up_after_s + self.release_s
+
+    @property
+    def unjoined_after_s(self) -> float:
+        """A VM that never joined has ended itself this long after it was asked for: its first script does, by
+        a timer, once it has booted."""
+        return self.request_timeout_s + self.join_grace_s
 
     @property
     def given_up_after_s(self) -> float:

@@ -53,6 +53,11 @@ class Vm:
     price: Price | None = None  # of `attempt`
     noted: Spent = Spent()  # what the newest attempt had cost for certain by `noted_at`
     noted_at: float | None = None  # None: no cost is noted
+    existed: bool = False  # the provider has said that it has `attempt`, or had it
+    unwatched: bool = False  # ... which it had not, when there may have been no manager to see it
+    must_end_by: float | None = (
+        None  # it ended itself by then, for want of a manager; None: it was seen since
+    )
     not_released: str = ""  # why the VM still exists, though it has ended; empty: no reason is known
     id: str = ""  # the provider's own, once it has one
     created_at: float | None = None  # by the provider's word

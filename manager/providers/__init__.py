@@ -59,6 +59,7 @@ class Resource:
     taken_back: str = (
         ""  # why the cloud itself ended the VM, in its words; empty: it did not, or does not tell
     )
+    ran_s: float | None = None  # for how long a VM existed that is gone, if the cloud tells
     shows_power: bool = True  # False: from a list that reports a VM that has shut itself down as running
 
 
@@ -169,6 +170,11 @@ def taken_back(resources: Iterable[Resource]) -> dict[str, str]:
     return {resource.vm: resource.taken_back for resource in resources if resource.taken_back}
 
 
+def run_times(resources: Iterable[Resource]) -> dict[tuple[str, int], float]:
+    """{(VM, attempt): for how long it existed} of the VMs of which a cloud tells that."""
+    return {(one.vm, one.attempt): one.ran_s for one in resources if one.ran_s is not None}
+
+
 def newest_attempts(resources: Iterable[Resource]) -> dict[str, int]:
     """{VM: the newest attempt of which a resource exists}."""
     found: dict[str, int] = {}
@@ -192,6 +198,7 @@ __all__ = [
     "Throttled",
     "Unauthenticated",
     "newest_attempts",
+    "run_times",
     "statuses",
     "taken_back",
 ]

@@ -231,7 +231,7 @@ class Service:
         await self._start_pending()
         for runtime in self.jobs.values():
             self.admission.forget_secrets(runtime)  # of a job that ended just before the previous process did
-        for job in self.active():
+        for job in self._ticking():
             with contextlib.suppress(Quarantined):  # what it is, the job shows
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
         watches = [watch.run for watch in self.watches.values()]
@@ -267,6 +267,10 @@ class Service:
 
     def active(self) -> list[Job]:
         return [job for job in self.jobs.values() if job.active]
+
+    def _ticking(self) -> list[Job]:
+        """Those for which time matters: also ended ones whose VMs may still be paid for."""
+        return [job for job in self.jobs.values() if job.active or job.state.leaving]
 
     # ---- what users ask for --------------------------------------------------------------------------------
 
@@ -341,7 +345,7 @@ class Service:
 
     def tick(self) -> None:
         """Give every job a tick, and publish changes."""
-        for runtime in self.active():
+        for runtime in self._ticking():
             self._loops.tick(runtime)
         for runtime in self.jobs.values():
             if runtime.dirty:

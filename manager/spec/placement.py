@@ -50,6 +50,7 @@ class Offer(Frozen):
     memory_bytes: int | None = None
     num_gpus: int = 0
     gpu_memory_bytes: int | None = None  # of each
+    ends_itself: bool = True  # whether a VM that sees no manager ends itself, and is billed no more
 
     def worker_bytes(self, num_workers: int) -> int | None:
         """What plans may use of a VM's memory for each of its workers; None: unknown."""
@@ -71,6 +72,7 @@ class Attempt(Frozen):
     image: str = ""  # empty: the provider's own setting
     disk_gb: int | None = None  # None: the provider's own setting
     num_gpus: int = 0  # what the offer says; 0 also in journals of earlier versions
+    ends_itself: bool = True  # likewise
 
     @property
     def name(self) -> str:

@@ -28,7 +28,6 @@ from makara.manager.core.events import (
 from makara.manager.core.facts import (
     AttemptMade,
     AttemptRefused,
-    CostNoted,
     EndReason,
     JobEnded,
     PersonNeeded,
@@ -427,10 +426,14 @@ def test_a_note_in_a_vms_first_minute_makes_nothing_dearer() -> None:
     assert bill(early, began_at + 30.0).at_most == pytest.approx(1.0 / 60.0), "a minute is billed at least"
 
 
-def test_what_a_budget_was_spent_on_is_noted_a_hundred_times_at_most() -> None:
-    script = rented(Script(), offer(ceiling=1.0), max_nodes=1, budget=1.0)
+def test_while_vms_are_paid_for_the_journal_tells_every_few_minutes_that_time_passes() -> None:
+    script = rented(Script(releasing=False), offer(ceiling=1.0), max_nodes=1)
+    script.event(StopRequested(now=script.now))
     pass_time(script, 5000.0)
-    assert 10 < script.count(CostNoted) <= 100
+    assert script.state.ended is not None
+    assert len(script.state.leaving) == 1, "its release is refused"
+    last_s = [later.at - earlier.at for earlier, later in pairwise(script.facts)][-10:]
+    assert set(last_s) == {script.timing.note_every_s}
 
 
 def test_a_budget_that_pays_for_no_vm_ends_the_job() -> None:

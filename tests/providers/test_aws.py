@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,27 @@ def test_why_aws_itself_ended_an_instance_is_told(state: str, code: str, message
     raw = {"InstanceId": "i-1", "State": {"Name": state}, "StateReason": reason, "Tags": []}
     expected = {"as it is": message, "with its code": f"{code}: {message}"}.get(said, "")
     assert resource_of(raw).taken_back == expected
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "ran_s"),
+    [
+        ("terminated", "User initiated (2026-11-28 04:10:30 GMT)", 630.0),
+        ("terminated", "User initiated (2026-11-28 04:10:30 UTC)", 630.0),
+        ("terminated", "User initiated (2026-11-28 03:59:00 GMT)", None),
+        ("terminated", "Server.InternalError", None),
+        ("running", "User initiated (2026-11-28 04:10:30 GMT)", None),
+    ],
+)
+def test_for_how_long_a_terminated_instance_ran_is_told(state: str, reason: str, ran_s: float | None) -> None:
+    raw = {
+        "InstanceId": "i-1",
+        "State": {"Name": state},
+        "StateTransitionReason": reason,
+        "LaunchTime": datetime(2026, 11, 28, 4, 0, 0, tzinfo=UTC),
+        "Tags": [],
+    }
+    assert resource_of(raw).ran_s == ran_s
 
 
 # ---- regions -----------------------------------------------------------------------------------------------

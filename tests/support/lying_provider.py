@@ -218,7 +218,19 @@ class LyingProvider:
         if machine.off and shows_power and status is ResourceStatus.RUNNING:
             status = ResourceStatus.ENDING
         vm, number = machine.attempt.vm, machine.attempt.number
-        found = [Resource(vm=vm, attempt=number, id=machine.id, status=status, shows_power=shows_power)]
+        ran_s = None
+        if self.name == "aws" and machine.gone_at is not None:
+            ran_s = machine.gone_at - machine.made_at
+        found = [
+            Resource(
+                vm=vm,
+                attempt=number,
+                id=machine.id,
+                status=status,
+                shows_power=shows_power,
+                ran_s=ran_s if status is ResourceStatus.GONE else None,
+            )
+        ]
         for part in sorted(machine.parts):
             kind = "disk" if part == "disk" else "interface"
             identity, ending = f"{machine.id}-{part}", ResourceStatus.ENDING

@@ -44,6 +44,7 @@ from .vms import (
     CostNoted,
     GrowthWeighed,
     IsolationChanged,
+    ManagerAway,
     VmCreated,
     VmDrained,
     VmEnded,
@@ -54,6 +55,7 @@ from .vms import (
     VmNotReleased,
     VmRequested,
     VmRiskChanged,
+    VmSeen,
 )
 from .vms import EndReason as EndReason
 from .vms import RefusalKind as RefusalKind
@@ -76,6 +78,8 @@ Fact = Annotated[
     | VmGone
     | VmNotReleased
     | CostNoted
+    | ManagerAway
+    | VmSeen
     | IsolationChanged
     | WorkerFailed
     | RecipeFixed

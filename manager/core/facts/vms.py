@@ -125,13 +125,16 @@ class VmEnded(BaseFact):
     detail: str = ""
     gone: bool = True  # the provider says so; else it counts until `VmGone` (earlier versions: never)
     lost_at: int | None = None  # the job's newest step, if it had trained and was lost without a notice
+    ran_s: float | None = None  # if it is gone: for how long it existed, by its provider's word
 
 
 class VmGone(BaseFact):
-    """The provider says that nothing of a VM that had ended exists any more."""
+    """The provider says that nothing of a VM that had ended exists any more. `ran_s`: for how long it
+    existed, if the provider tells."""
 
     fact: Literal["vm_gone"] = "vm_gone"
     vm: str
+    ran_s: float | None = None
 
 
 class VmNotReleased(BaseFact):
@@ -146,10 +149,27 @@ class VmNotReleased(BaseFact):
 
 class CostNoted(BaseFact):
     """What VMs have cost so far is settled, with `unseen_s` seconds more for each: no clock that is set later
-    makes it less."""
+    makes it less. `until`: what they cost until then, if the clock was later before it was set back."""
 
     fact: Literal["cost_noted"] = "cost_noted"
     unseen_s: float = 0.0
+    until: float | None = None
+
+
+class ManagerAway(BaseFact):
+    """There may have been no manager until now. `must_end`: {VM: when it has ended itself at the latest,
+    unless it is seen again}. VMs that no provider had shown may have been there unseen."""
+
+    fact: Literal["manager_away"] = "manager_away"
+    must_end: dict[str, float]
+
+
+class VmSeen(BaseFact):
+    """The provider lists the VM, or it reports. `lives`: it is not listed as one that has ended."""
+
+    fact: Literal["vm_seen"] = "vm_seen"
+    vm: str
+    lives: bool
 
 
 class IsolationChanged(BaseFact):

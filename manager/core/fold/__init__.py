@@ -18,7 +18,7 @@ __all__ = ["apply", "fold"]
 def apply(state: JobState, fact: Fact) -> JobState:
     """The state after `fact`. Pure; the fold of a job's facts from `JobState()` is the job."""
     after = _RULES[type(fact)](state, fact)
-    return after.changed(num_facts=state.num_facts + 1)
+    return after.changed(num_facts=state.num_facts + 1, told_at=fact.at)
 
 
 def fold(facts: Iterable[Fact]) -> JobState:

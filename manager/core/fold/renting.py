@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,16 +10,18 @@ from typing import Any
 
 from ...spec.placement import Market, Placement
 from ...spec.resources import CLOUDS
-from ..cost import bill, noted
+from ..cost import bill, bill_for, noted
 from ..facts import (
     AttemptMade,
     AttemptRefused,
     CostNoted,
     EndReason,
+    ManagerAway,
     RefusalKind,
     VmCreated,
     VmGone,
     VmNotReleased,
+    VmSeen,
 )
 from ..state import Generation, JobState, vms_of
 from ..strikes.ledger import JOB, Subject, forgive_on_progress, strike
@@ -109,7 +112,7 @@ def without_enough(state: JobState, formed: Generation) -> JobState:
     return state.changed(enough=None)
 
 
-def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
+def with_ended(state: JobState, vm: Vm, *, gone: bool, ran_s: float | None = None) -> JobState:
     """A VM has ended; it counts, and is paid for, until it is gone for certain."""
     if vm.reason is EndReason.REQUEST_FAILED:
         state = _with_not_joined(state, vm)
@@ -117,7 +120,7 @@ def with_ended(state: JobState, vm: Vm, *, gone: bool) -> JobState:
         state = _with_loss(state, vm.ended_at)
     if gone:
         assert vm.ended_at is not None, "it has ended"
-        return _paid(state, vm, vm.ended_at)
+        return _paid(state, vm, vm.ended_at, ran_s)
     return state.changed(leaving=MappingProxyType({**state.leaving, vm.vm: vm}))
 
 
@@ -140,6 +143,9 @@ def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
             price=fact.price,
             noted=Spent(),
             noted_at=None,
+            existed=False,
+            unwatched=False,
+            must_end_by=None,
             manager_url=fact.manager_url,
         )
     )
@@ -159,8 +165,10 @@ def _attempt_refused(state: JobState, fact: AttemptRefused) -> JobState:
         why=fact.message,
     )
     state = state.changed(strikes=strikes)
-    if fact.kind in (RefusalKind.ENDED, RefusalKind.NO_ANSWER):
-        return state  # there was one, or may be, which is paid for
+    if fact.kind is RefusalKind.NO_ANSWER:
+        return state  # there may be one, which is paid for
+    if fact.kind is RefusalKind.ENDED:
+        return _with_counted(state, fact.vm, existed=True)
     told = fact.kind is not RefusalKind.CREDENTIALS  # else whether there are any is not known
     if told and placement.market is Market.SPOT and state.spot_absent_since is None:
         state = state.changed(spot_absent_since=fact.at)
@@ -179,27 +187,29 @@ def _created(state: JobState, fact: VmCreated) -> JobState:
     state = state.changed(strikes=forgive_on_progress(state.strikes, Progress.CREATED, places))
     if placement.market is Market.SPOT:
         state = state.changed(spot_absent_since=None)
-    return state.with_vm(replace(vm, id=fact.id, created_at=fact.at)) if vm.live else state
+    state = _with_counted(state, fact.vm, existed=True, id=fact.id)
+    return state.with_vm(replace(state.vms[fact.vm], created_at=fact.at)) if vm.live else state
 
 
 def _gone(state: JobState, fact: VmGone) -> JobState:
     vm = state.leaving.get(fact.vm)
     if vm is None:
         return state
-    return _paid(state.changed(leaving=_without(state.leaving, fact.vm)), vm, fact.at)
+    return _paid(state.changed(leaving=_without(state.leaving, fact.vm)), vm, fact.at, fact.ran_s)
 
 
 def _not_released(state: JobState, fact: VmNotReleased) -> JobState:
     vm = state.leaving.get(fact.vm)
     if vm is None:
         return state
-    kept = replace(vm, not_released=fact.message)
-    return state.changed(leaving=MappingProxyType({**state.leaving, fact.vm: kept}))
+    return _with_counted(state, fact.vm, not_released=fact.message)
 
 
-def _paid(state: JobState, vm: Vm, until: float) -> JobState:
-    """The VM costs nothing from then on."""
-    spent = bill(vm, until)
+def _paid(state: JobState, vm: Vm, until: float, ran_s: float | None) -> JobState:
+    """The VM costs nothing from then on; nothing at all if its cloud never had it."""
+    if not vm.existed and not vm.unwatched:
+        return state
+    spent = bill(vm, until) if ran_s is None else bill_for(vm, ran_s)
     if not spent.at_most:
         return state
     bills = state.bills.with_vm(Bill(vm.vm, vm.number, spent))
@@ -207,9 +217,42 @@ def _paid(state: JobState, vm: Vm, until: float) -> JobState:
 
 
 def _cost_noted(state: JobState, fact: CostNoted) -> JobState:
-    leaving = {name: noted(vm, fact.at, fact.unseen_s) for name, vm in state.leaving.items()}
+    def settled(vm: Vm) -> Vm:
+        return noted(vm, fact.at, fact.unseen_s, fact.until)
+
+    return _with_each_counted(state, settled)
+
+
+def _manager_away(state: JobState, fact: ManagerAway) -> JobState:
+    def unseen(vm: Vm) -> Vm:
+        must_end = fact.must_end.get(vm.vm, math.inf)
+        if must_end == math.inf and vm.existed:
+            return vm
+        by = min(must_end, math.inf if vm.must_end_by is None else vm.must_end_by)
+        return replace(vm, must_end_by=None if by == math.inf else by, unwatched=not vm.existed)
+
+    return _with_each_counted(state, unseen)
+
+
+def _seen(state: JobState, fact: VmSeen) -> JobState:
+    return _with_counted(state, fact.vm, existed=True, **({"must_end_by": None} if fact.lives else {}))
+
+
+def _with_counted(state: JobState, name: str, **changes: Any) -> JobState:
+    """With a VM that lives, or that has ended and may still be there, changed."""
+    live, leaving = state.vms.live.get(name), state.leaving.get(name)
+    if live is not None:
+        return state.with_vm(replace(live, **changes))
+    if leaving is None:
+        return state
+    return state.changed(leaving=MappingProxyType({**state.leaving, name: replace(leaving, **changes)}))
+
+
+def _with_each_counted(state: JobState, change: Callable[[Vm], Vm]) -> JobState:
+    leaving = {name: change(vm) for name, vm in state.leaving.items()}
     for vm in state.live_vms:
-        state = state.with_vm(noted(vm, fact.at, fact.unseen_s))
+        if (changed := change(vm)) is not vm:
+            state = state.with_vm(changed)
     return state.changed(leaving=MappingProxyType(leaving))
 
 
@@ -224,4 +267,6 @@ RULES: dict[type[Any], Callable[[JobState, Any], JobState]] = {
     VmGone: _gone,
     VmNotReleased: _not_released,
     CostNoted: _cost_noted,
+    ManagerAway: _manager_away,
+    VmSeen: _seen,
 }

@@ -35,7 +35,12 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
     if vm is None:
         return state
     joined = replace(
-        vm, status=VmStatus.JOINED, joined_at=fact.at, address=fact.address, devices=fact.devices
+        vm,
+        status=VmStatus.JOINED,
+        joined_at=fact.at,
+        address=fact.address,
+        devices=fact.devices,
+        existed=True,
     )
     return renting.with_joined(state.with_vm(joined), joined)
 
@@ -100,7 +105,7 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     ended = replace(vm, status=VmStatus.ENDED, ended_at=fact.at, reason=fact.reason, detail=fact.detail)
     forgotten = {name: _without(fact.vm, getattr(state, name)) for name in ("slow", "given_up")}
     state = _forgiven(state, fact.vm, Progress.VM_ENDED).changed(**forgotten).with_vm(ended)
-    return renting.with_ended(state, ended, gone=fact.gone)
+    return renting.with_ended(state, ended, gone=fact.gone, ran_s=fact.ran_s)
 
 
 def _forgiven(state: JobState, vm: str, progress: Progress) -> JobState:

@@ -6,8 +6,8 @@ from ....protocol.hashes import short
 from ....protocol.messages import Failure, Phase, WorkerReport
 from .. import fitness
 from ..context import Context, has_ended, incarnation_of, never_ran, own_steps
-from ..events import Tick, VmEndingSeen, VmTerminated
-from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, WorkerFailed
+from ..events import Tick, VmEndingSeen, VmListed, VmTerminated
+from ..facts import EndReason, IsolationChanged, StepMiscounted, VmGone, VmJoined, VmSeen, WorkerFailed
 from ..fold.renting import is_unconfirmed
 from ..silence import heard_at
 from ..state import order_of_miscount, staying_vms, vm_of, wanted_vms
@@ -19,22 +19,36 @@ from . import notices, renting, surplus, waiting
 def take(context: Context) -> None:
     """What the cloud says about a VM. Authoritative."""
     event = context.event
+    if isinstance(event, VmListed):
+        _listed(context, event)
+        return
     if not isinstance(event, VmTerminated | VmEndingSeen):
         return
-    vm, gone = context.state.vms.get(event.vm), isinstance(event, VmTerminated)
-    if gone and event.vm in context.state.leaving:
-        context.fact(VmGone(at=context.now, vm=event.vm))
+    vm = context.state.vms.get(event.vm)
+    if isinstance(event, VmTerminated) and event.vm in context.state.leaving:
+        context.fact(VmGone(at=context.now, vm=event.vm, ran_s=event.ran_s))
     if vm is None or not vm.live:
         return
     if not isinstance(event, VmTerminated):
         if context.has_joined(vm):
             context.end_vm(event.vm, EndReason.PREEMPTED, "its cloud is ending it")
     elif context.has_joined(vm):
-        context.end_vm(event.vm, EndReason.PREEMPTED, event.taken_back, gone=True)
+        context.end_vm(event.vm, EndReason.PREEMPTED, event.taken_back, gone=True, ran_s=event.ran_s)
     elif event.taken_back or renting.is_probably_taken(context, vm):
-        renting.taken_back(context, vm, event.taken_back or "its cloud no longer has it", gone=True)
+        why = event.taken_back or "its cloud no longer has it"
+        renting.taken_back(context, vm, why, gone=True, ran_s=event.ran_s)
     else:
-        context.end_vm(event.vm, EndReason.REQUEST_FAILED, "gone before it joined", gone=True)
+        why = "gone before it joined"
+        context.end_vm(event.vm, EndReason.REQUEST_FAILED, why, gone=True, ran_s=event.ran_s)
+
+
+def _listed(context: Context, event: VmListed) -> None:
+    state = context.state
+    vm = state.vms.live.get(event.vm) or state.leaving.get(event.vm)
+    if vm is None or vm.attempted_at is None or vm.num_attempts != event.number:
+        return
+    if not vm.existed or (event.lives and vm.must_end_by is not None):
+        context.fact(VmSeen(at=context.now, vm=vm.vm, lives=event.lives))
 
 
 def join_vms(context: Context) -> None:

@@ -56,14 +56,14 @@ def take(context: Context) -> None:
         _refused(context, vm.attempt, event)
 
 
-def taken_back(context: Context, vm: Vm, why: str, *, gone: bool = False) -> None:
+def taken_back(context: Context, vm: Vm, why: str, *, gone: bool = False, ran_s: float | None = None) -> None:
     """A VM was created, and its cloud took it before it joined: that says nothing against its image or the
     manager's address, and its place is left alone for a while."""
     if vm.attempt is not None and not context.has_joined(vm):
         number, kind = vm.attempt.number, RefusalKind.ENDED
         context.fact(AttemptRefused(at=context.now, vm=vm.vm, number=number, kind=kind, message=why))
     if vm.live:
-        context.end_vm(vm.vm, EndReason.PREEMPTED, why, gone=gone)
+        context.end_vm(vm.vm, EndReason.PREEMPTED, why, gone=gone, ran_s=ran_s)
 
 
 def give_up_unanswered(context: Context, vm: Vm) -> None:
@@ -164,6 +164,7 @@ def _attempt(context: Context, vm: str, number: int, offer: Offer, price: Price)
         image=resources.image_of(offer.placement.provider) or "",
         disk_gb=resources.disk_gb,
         num_gpus=offer.num_gpus,
+        ends_itself=offer.ends_itself,
     )
     url = context.observations.manager_url
     context.fact(AttemptMade(at=context.now, vm=vm, attempt=attempt, price=price, manager_url=url))

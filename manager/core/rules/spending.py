@@ -3,19 +3,22 @@
 Of its budget a job keeps what saving and releasing may cost, and what its VMs may cost until they end
 themselves once their manager is lost; more while a release is refused, for the others may be as slow. When no
 more than that is left it saves and stops; when it has no time left to save either, it ends as it is.
+
+While VMs are paid for, the journal has a fact every few minutes. A longer gap is one without a manager, in
+which VMs end themselves: they cost nothing beyond that, unless they are seen again.
 """
 
 from __future__ import annotations
 
 from ..context import Context
-from ..cost import hourly_ceiling, is_ahead, spent_by
+from ..cost import hourly_ceiling, spent_by
 from ..events import ManagerStarted, ReleaseRefused, Tick
-from ..facts import CostNoted, EndReason, JobEnded, VmNotReleased
+from ..facts import CostNoted, EndReason, JobEnded, ManagerAway, VmNotReleased, VmSeen
+from ..vms import Vm
 from . import ending
 
 SPENT = "the budget pays for no more VMs"
 _ROUNDING = 1e-9
-_NOTED_PART = 0.01  # of a budget: so many notes in the journal at most
 
 
 def fault(context: Context, ceiling: float) -> str:
@@ -32,14 +35,47 @@ def fault(context: Context, ceiling: float) -> str:
 
 
 def take(context: Context) -> None:
-    """A manager begins. If its clock is behind what the one before it knew, nobody can say for how long there
-    was none: no longer than VMs live without one. Or a release is refused, which is told once."""
+    """Time has passed, with a manager or without one. Or a release is refused, which is told once."""
     if isinstance(context.event, ReleaseRefused):
         _note_refusal(context, context.event)
-    if not isinstance(context.event, ManagerStarted) or _budget(context) is None:
-        return
-    if any(is_ahead(vm, context.now) for vm in context.state.counted_vms):
-        context.fact(CostNoted(at=context.now, unseen_s=context.timing.given_up_after_s))
+    since_s = context.now - context.state.told_at
+    began = isinstance(context.event, ManagerStarted)
+    if (began or since_s >= context.timing.note_every_s) and any(map(_is_paid, context.state.counted_vms)):
+        _note_time(context, since_s)
+    for vm in context.state.counted_vms:
+        if vm.must_end_by is not None and _reported_since(context, vm):
+            context.fact(VmSeen(at=context.now, vm=vm.vm, lives=True))
+
+
+def _note_time(context: Context, since_s: float) -> None:
+    """The newest fact is `since_s` old. With a manager there was another after `note_every_s`.
+
+    If the clock was set back since, it is not known for how long there was none.
+    """
+    state, timing = context.state, context.timing
+    told_until = state.told_at + timing.note_every_s
+    is_away = since_s > timing.note_every_s + timing.end_reserve_s
+    paid = [vm for vm in state.counted_vms if _is_paid(vm)]
+    if since_s < 0.0:
+        context.fact(CostNoted(at=context.now, unseen_s=timing.end_reserve_s, until=told_until))
+    if is_away or (isinstance(context.event, ManagerStarted) and not all(vm.existed for vm in paid)):
+        ending = [vm for vm in paid if is_away and vm.attempt is not None and vm.attempt.ends_itself]
+        must_end = {
+            vm.vm: told_until + (timing.unjoined_after_s if vm.joined_at is None else timing.end_reserve_s)
+            for vm in ending
+        }
+        context.fact(ManagerAway(at=context.now, must_end=must_end))
+    if since_s >= timing.note_every_s:
+        context.fact(CostNoted(at=context.now))
+
+
+def _is_paid(vm: Vm) -> bool:
+    return vm.attempted_at is not None and vm.price is not None and vm.price.ceiling > 0.0
+
+
+def _reported_since(context: Context, vm: Vm) -> bool:
+    last_report = context.observations.last_reports.get(vm.vm)
+    return last_report is not None and vm.must_end_by is not None and last_report.at > vm.must_end_by
 
 
 def _note_refusal(context: Context, event: ReleaseRefused) -> None:
@@ -58,14 +94,6 @@ def _slow_release_s(context: Context) -> float:
     return max(0.0, min(longest_s, context.timing.slowest_release_s) - context.timing.release_s)
 
 
-def _note(context: Context, budget: float) -> None:
-    """Now and then keep what was spent so far, whatever becomes of the clock."""
-    state = context.state
-    certain = state.spent.at_most + sum(vm.noted.at_most for vm in state.counted_vms)
-    if spent_by(state, context.now).at_most - certain >= budget * _NOTED_PART:
-        context.fact(CostNoted(at=context.now))
-
-
 def _budget(context: Context) -> float | None:
     return context.state.spec.resources.budget if context.state.spec is not None else None
 
@@ -75,7 +103,6 @@ def keep_budget(context: Context) -> None:
     budget, hourly = _budget(context), hourly_ceiling(context.state)
     if budget is None or hourly == 0.0 or not isinstance(context.event, Tick):
         return
-    _note(context, budget)
     state = context.state
     left_s = (budget - spent_by(state, context.now).at_most) / hourly * 3600.0
     end_s = context.timing.end_reserve_s + _slow_release_s(context)

@@ -26,6 +26,7 @@ _BY_ITS_OWNER = tuple(
     f"Client.{end}"
     for end in ("UserInitiatedShutdown", "InstanceInitiatedShutdown", "UserInitiatedHibernate")
 )
+_ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _PAGE = 500
 
 
@@ -71,7 +72,19 @@ def resource_of(raw: Mapping[str, Any]) -> Resource:
         private_address=str(raw.get("PrivateIpAddress", "")),
         public_address=str(raw.get("PublicIpAddress", "")),
         taken_back=_taken_back(raw),
+        ran_s=_ran_s(raw),
     )
+
+
+def _ran_s(raw: Mapping[str, Any]) -> float | None:
+    """For how long a terminated instance ran, by EC2's clock: `User initiated (2026-11-28 04:00:00 GMT)` has
+    the time of its end, where EC2 tells one
+    (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_Instance.html)."""
+    told, launched = _ENDED_AT.search(str(raw.get("StateTransitionReason", ""))), raw.get("LaunchTime")
+    if told is None or not isinstance(launched, datetime) or str(raw["State"]["Name"]) != "terminated":
+        return None
+    ran_s = (datetime.fromisoformat(f"{told[1]}+00:00") - launched).total_seconds()
+    return ran_s if ran_s >= 0.0 else None
 
 
 def _taken_back(raw: Mapping[str, Any]) -> str:

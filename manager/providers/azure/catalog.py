@@ -69,7 +69,9 @@ class Catalog:
             instance_type=size.name,
         )
         price = _price(listed, market, resources, self._settings.prices)
-        return size.offer(placement, price, listed[1].get(Market.ON_DEMAND))
+        offer = size.offer(placement, price, listed[1].get(Market.ON_DEMAND))
+        # Without an identity that may delete it, a VM that ends itself is shut down, and billed.
+        return offer.model_copy(update={"ends_itself": self._settings.identity_id is not None})
 
     def _place_faults(self, resources: Resources) -> Iterator[Fault]:
         region, own = resources.region_of("azure"), self._settings.region

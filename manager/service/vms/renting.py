@@ -37,6 +37,7 @@ from ...providers import (
     ResourceStatus,
     Throttled,
     Unauthenticated,
+    run_times,
 )
 from ...providers.consoles import last_lines
 from ...providers.settings import FILE
@@ -46,6 +47,7 @@ from ...threads import CallKind, Threads
 from ..quarantine import Quarantined
 from ..retrying import LONGEST_DELAY_S, CommandAbandoned, Persist, pauses
 from ..tokens import TokenStore
+from .news import is_unsure, news_of
 
 log = logging.getLogger("makara.manager")
 T = TypeVar("T")
@@ -280,11 +282,12 @@ class Renting:
             text = await self._console(job, command.vm)
             with contextlib.suppress(Quarantined):  # then the question to the person lacks the console
                 await self.emit(job, ConsoleRead(now=self.clock(), vm=command.vm, text=text))
+        ran_s = None
         for name in self._providers_of(job, command.vm):
-            await self._release_at(job, command, self._provider(name))
+            ran_s = await self._release_at(job, command, self._provider(name))
         await self.threads.run(CallKind.TOKENS, self.tokens.revoke_vm, job, command.vm)
         self._asked_at.pop(command.vm, None)
-        return VmTerminated(now=self.clock(), vm=command.vm)
+        return VmTerminated(now=self.clock(), vm=command.vm, ran_s=ran_s)
 
     async def _console(self, job: str, vm: str) -> str:
         """The end of the VM's console output; empty if its cloud does not give it in time."""
@@ -297,21 +300,34 @@ class Renting:
             log.warning("VM %s: what it wrote cannot be read: %r", vm, error)
             return ""
 
-    async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> None:
-        """Release until nothing is left, and no open request can create anything."""
+    async def _release_at(self, job: str, command: ReleaseVm, provider: Provider) -> float | None:
+        """Release until nothing is left, and no open request can create anything. Returns for how long the VM
+        existed, if the provider was asked and tells."""
         waits, settled_at = pauses(), None
         while True:
             settled = self._is_settled(job, command.vm)
             settled_at = (settled_at or self.clock()) if settled else None
             call = partial(provider.release, command.vm, self._num_attempts(job, command.vm))
             gone = await self.persist(job, command, call, ProviderError, wanted=lambda: True)
+            ran_s = await self._told(job, command, provider)
             if gone and settled:
-                return
+                return ran_s
             if settled_at is not None and self.clock() - settled_at > SLOW_RELEASE_S:
                 await self.not_released(
                     job, command.vm, f"not gone {SLOW_RELEASE_S:g} s after it was released"
                 )
             await asyncio.sleep(next(waits))
+
+    async def _told(self, job: str, command: ReleaseVm, provider: Provider) -> float | None:
+        """Tell the job what the provider shows of a released VM whose cost depends on that."""
+        vm, attempts = self.state_of(job).leaving.get(command.vm), self._num_attempts(job, command.vm)
+        if vm is None or not is_unsure(vm):
+            return None
+        call = partial(provider.look, command.vm, attempts)
+        found = await self.persist(job, command, call, ProviderError, wanted=lambda: True)
+        for event in news_of(self.state_of(job), found, self.clock()):
+            await self.emit(job, event)
+        return run_times(found).get((command.vm, attempts))
 
     async def not_released(self, job: str, name: str, why: str) -> None:
         """Tell the job, once, that an ended VM is still billed."""

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...core.events import Batch, Event, VmEndingSeen, VmTerminated
+from ...core.events import Batch, Event, VmEndingSeen, VmListed, VmTerminated
 from ...core.state import JobState
 from ...core.vms import Vm
 from ...providers import (
@@ -20,6 +20,7 @@ from ...providers import (
     ResourceStatus,
     Throttled,
     newest_attempts,
+    run_times,
     statuses,
     taken_back,
 )
@@ -29,6 +30,7 @@ from ..effects import Effects
 from ..quarantine import Quarantined
 from ..runtime import Job
 from .closings import MOST_LOOKS, Closings
+from .news import news_of
 
 log = logging.getLogger("makara.manager")
 _IDLE = 4.0  # a cloud without VMs of ours is listed so many times more rarely
@@ -224,12 +226,19 @@ class ProviderWatch:
     async def _tell_ended(self, resources: Sequence[Resource], among: Collection[str] | None) -> None:
         """Tell jobs which of their VMs are gone or going; `among` these, or all."""
         now, present, why = self.clock(), statuses(resources), taken_back(resources)
-        events: defaultdict[str, list[VmTerminated | VmEndingSeen]] = defaultdict(list)
+        events: defaultdict[str, list[VmTerminated | VmEndingSeen | VmListed]] = defaultdict(list)
+        for job, runtime in self.jobs.items():
+            events[job] += news_of(runtime.state, resources, now)
+        ran_s = run_times(resources)
         for job, vm in self._vanished(present, among):
-            events[job].append(VmTerminated(now=now, vm=vm, taken_back=why.get(vm, "")))
+            number = self.jobs[job].state.vms[vm].num_attempts
+            told = VmTerminated(now=now, vm=vm, taken_back=why.get(vm, ""), ran_s=ran_s.get((vm, number)))
+            events[job].append(told)
         for job, vm in self._ending(present):
             events[job].append(VmEndingSeen(now=now, vm=vm))
         for job, told in events.items():
+            if not told:
+                continue
             with contextlib.suppress(Quarantined):  # the next list repeats it
                 await self.handle(job, Batch(now=now, events=tuple(told)))
 
