@@ -297,6 +297,30 @@ def test_for_how_long_a_terminated_instance_ran_is_told(state: str, reason: str,
     assert resource_of(raw).ran_s == ran_s
 
 
+# ---- what was done to its tags -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tags", [("makara:vm",), ("makara:manager", "makara:vm", "makara:attempt")])
+@pytest.mark.parametrize("same_manager", [True, False])
+def test_an_instance_whose_tags_were_removed_is_known_by_its_token(
+    stand: AwsStand, tags: tuple[str, ...], same_manager: bool
+) -> None:
+    """Found: it was taken as released, and ran on."""
+    provider = stand.aws_provider("m")
+    made = create(provider, stand.attempt("vm-a", number=2))
+    stand.aws.ec2.delete_tags([made], dict.fromkeys(tags))
+    stand.wait()
+    if not same_manager:
+        provider = stand.aws_provider("m")
+        stand.wait()
+    (seen,) = provider.look("vm-a", 2)
+    assert (seen.vm, seen.attempt, seen.id, seen.status) == ("vm-a", 2, made, ResourceStatus.RUNNING)
+    assert not provider.release("vm-a", 2)
+    stand.wait()
+    assert stand.aws.ec2.get_instance(made).state == "terminated"
+    assert provider.release("vm-a", 2)
+
+
 # ---- regions -----------------------------------------------------------------------------------------------
 
 FAR = "ap-east-1"
@@ -338,6 +362,33 @@ def test_of_a_vm_that_may_be_in_a_region_that_cannot_be_asked_nothing_is_known(
     for call in (two_regions.release, two_regions.look, two_regions.console):
         with pytest.raises(ProviderError, match="UnauthorizedOperation"):
             call("vm-never")
+
+
+@pytest.mark.parametrize("code", ["AuthFailure", "OptInRequired"])
+def test_a_region_that_is_not_enabled_is_not_told_as_wrong_credentials(stand: AwsStand, code: str) -> None:
+    """Found: "AWS takes no request: credentials: ..."."""
+    regions = {**stand.settings.regions, FAR: stand.settings.regions[REGION]}
+    stand.aws.allows = lambda authorization, action, form: FAR not in authorization
+    stand.aws.not_allowed = (code, 401)
+    provider = stand.aws_provider("m", regions=regions)
+    ((field, message),) = provider.check(stand.resources(region=FAR, image=stand.image))
+    assert field == "region"
+    assert "not enabled for this account" in message
+    there = stand.attempt("vm-a")
+    there = there.model_copy(update={"placement": there.placement.model_copy(update={"region": FAR})})
+    with pytest.raises(NotAllowed, match="not enabled for this account"):
+        create(provider, there)
+    with pytest.raises(Partial, match="not enabled for this account"):
+        provider.list()
+
+
+def test_credentials_that_are_wrong_everywhere_are_told_as_such(stand: AwsStand) -> None:
+    regions = {**stand.settings.regions, FAR: stand.settings.regions[REGION]}
+    stand.aws.expired = True
+    provider = stand.aws_provider("m", regions=regions)
+    ((field, message),) = provider.check(stand.resources(region=FAR, image=stand.image))
+    assert field == "provider"
+    assert "not enabled" not in message
 
 
 def test_a_list_without_one_region_says_so_and_has_the_others(

@@ -458,3 +458,13 @@ def test_a_vm_to_which_a_change_failed_runs_on(cloud: AzureCloud) -> None:
     machine(cloud)["properties"]["provisioningState"] = "Failed"
     assert statuses(provider.list()) == {"gpt-vm0": ResourceStatus.RUNNING}
     assert statuses(provider.look("gpt-vm0")) == {"gpt-vm0": ResourceStatus.RUNNING}
+
+
+@pytest.mark.parametrize(
+    "tags", [{}, {"makara-manager": MANAGER}, {"makara-manager": MANAGER, "makara-vm": ""}]
+)
+def test_a_vm_whose_tags_were_removed_is_known_by_its_name(tags: dict[str, str]) -> None:
+    found = names_of_thing(MANAGER, f"j-vm0-2-{MANAGER}", tags)
+    assert found is not None
+    assert (found.vm, found.number) == ("j-vm0", 2)
+    assert names_of_thing(MANAGER, f"j-vm0-2-{MANAGER}", {"makara-manager": "another"}) is None

@@ -74,6 +74,7 @@ class Aws:
         self.ending: set[str] = set()
         self.refusal: tuple[str, int] | None = None  # of the next RunInstances
         self.allows: Callable[[str, str, dict[str, str]], bool] = _everything
+        self.not_allowed: tuple[str, int] = ("UnauthorizedOperation", 403)  # how EC2 refuses the rest
         self._tokens: dict[tuple[str, str], tuple[str, bytes]] = {}
         self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -104,7 +105,7 @@ class Aws:
         if self.expired:
             return *_refused("ExpiredToken", 400), True
         if not self.allows(environ["HTTP_AUTHORIZATION"], action, form):
-            return *_not_authorized(environ), True
+            return *_not_authorized(environ, self.not_allowed), True
         if Trouble.THROTTLED in self.troubles:
             return *_refused("RequestLimitExceeded", 503), True
         match action:
@@ -115,10 +116,10 @@ class Aws:
                 self.ending.update(value for key, value in form.items() if key.startswith("InstanceId."))
                 return status, answer, True
             case "DescribeInstances":
-                form, token = _without_token(form)
+                form, tokens = _without_token(form)
                 status, answer = self._forward(environ, form)
-                if token is not None:
-                    answer = _with_token(answer, token)
+                if tokens is not None:
+                    answer = _with_tokens(answer, tokens)
                 by_id = any(key.startswith("InstanceId.") for key in form)
                 return status, self._as_told(answer, set() if by_id else self.hidden), True
             case "DescribeImages":
@@ -243,10 +244,10 @@ def _refused(code: str, status: int) -> Answer:
     return status, f"{text}<RequestID>r</RequestID></Response>".encode()
 
 
-def _not_authorized(environ: dict[str, Any]) -> Answer:
+def _not_authorized(environ: dict[str, Any], refusal: tuple[str, int]) -> Answer:
     """In the form of the service that was asked."""
     if environ["HTTP_AUTHORIZATION"].split("/")[3] in _FORMS:
-        return _refused("UnauthorizedOperation", 403)
+        return _refused(*refusal)
     return 400, json.dumps({"__type": "AccessDeniedException", "message": "told by the stand"}).encode()
 
 
@@ -281,20 +282,20 @@ def _all(answer: bytes, name: str) -> list[ElementTree.Element]:
     return ElementTree.fromstring(answer).findall(f".//{{*}}{name}")
 
 
-def _without_token(form: dict[str, str]) -> tuple[dict[str, str], str | None]:
-    """moto has no filter of this name. (the others, the token that is looked for)."""
+def _without_token(form: dict[str, str]) -> tuple[dict[str, str], set[str] | None]:
+    """moto has no filter of this name. (the others, the tokens that are looked for)."""
     place = next((k.removesuffix(".Name") for k, v in form.items() if v == "client-token"), None)
     if place is None:
         return form, None
     kept = {key: value for key, value in form.items() if not key.startswith(f"{place}.")}
-    return kept, form[f"{place}.Value.1"]
+    return kept, {value for key, value in form.items() if key.startswith(f"{place}.Value.")}
 
 
-def _with_token(answer: bytes, token: str) -> bytes:
+def _with_tokens(answer: bytes, tokens: set[str]) -> bytes:
     root = ElementTree.fromstring(answer)
     for instances in root.findall(".//{*}instancesSet"):
         for item in list(instances):
-            if item.findtext("{*}clientToken") != token:
+            if item.findtext("{*}clientToken") not in tokens:
                 instances.remove(item)
     return ElementTree.tostring(root)
 

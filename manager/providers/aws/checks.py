@@ -13,7 +13,7 @@ from .. import NotAllowed, ProviderError, Unauthenticated
 from ..settings import AwsSettings
 from ..sizes import Fault, VmType, architecture_faults, disk_faults, licence_faults, size_faults
 from .clients import Clients
-from .errors import UnknownToAws
+from .errors import RegionDisabled, UnknownToAws
 from .images import Images
 from .offers import NAME, Offers, region_of
 
@@ -62,8 +62,10 @@ class Checks:
         except NotAllowed as error:
             return [("region", str(error))]
         try:
-            with self._clients.translated("credentials"):
+            with self._clients.translated("credentials", region):
                 self._clients.sts(region).get_caller_identity()
+        except RegionDisabled as error:
+            return [("region", str(error))]
         except (NotAllowed, Unauthenticated) as error:
             return [("provider", f"AWS takes no request: {error}")]
         try:
@@ -72,6 +74,8 @@ class Checks:
                 *self._image(resources, region),
                 *self._types(resources, region),
             ]
+        except RegionDisabled as error:
+            return [("region", str(error))]
         except NotAllowed as error:  # a right is missing
             return [("provider", str(error))]
 
@@ -118,7 +122,7 @@ class Checks:
 
     def _offered(self, name: str, resources: Resources, region: str) -> Iterator[Fault]:
         zones = resources.zones_of(NAME) or tuple(self._settings.regions[region].subnets)
-        with self._clients.translated(f"zones that have {name}"):
+        with self._clients.translated(f"zones that have {name}", region):
             found = self._clients.ec2(region).describe_instance_type_offerings(
                 LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [name]}]
             )
@@ -146,7 +150,7 @@ class Checks:
             (quotas.get_aws_default_service_quota, "GetAWSDefaultServiceQuota"),
         ):
             try:
-                with self._clients.translated(f"quota {code}"):
+                with self._clients.translated(f"quota {code}", region):
                     return ask(ServiceCode="ec2", QuotaCode=code)["Quota"]
             except UnknownToAws:
                 continue

@@ -10,11 +10,12 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
-from .. import Unauthenticated
+from .. import ProviderError, Unauthenticated
 from . import errors
 from .sessions import new_session
 
 _PRICE_REGION = "us-east-1"  # one of the few regions that serve the price list, which is the same in all
+_HOME = "us-east-1"  # enabled for every account
 # The library never retries: callers do, as they know whether a call is still wanted.
 _CONFIG = Config(
     connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 1}, max_pool_connections=32
@@ -49,15 +50,33 @@ class Clients:
         return self._client("pricing", _PRICE_REGION)
 
     @contextmanager
-    def translated(self, what: str) -> Generator[None]:
-        """A context for calls by these clients, which turns the library's errors into `ProviderError`s."""
+    def translated(self, what: str, region: str = "") -> Generator[None]:
+        """A context for calls by these clients, which turns the library's errors into `ProviderError`s.
+
+        In a region that is not enabled for the account AWS refuses credentials that are right: it is asked
+        about them elsewhere before they are blamed. Raises `RegionDisabled`.
+        """
         used = self._session
         try:
             with errors.translated(what):
                 yield
-        except Unauthenticated:
+        except Unauthenticated as error:
+            if region and region != _HOME and self._knows_us(_HOME):
+                why = f"{errors.disabled(region)} ({error})"
+                if not self._knows_us(region):
+                    raise errors.RegionDisabled(f"{what}: {why}") from error
+                raise Unauthenticated(f"{what}: {why}") from error
             self._forget(used)
             raise
+
+    def _knows_us(self, region: str) -> bool:
+        """Whether the credentials are accepted there."""
+        try:
+            with errors.translated(f"credentials in {region}"):
+                self.sts(region).get_caller_identity()
+        except ProviderError:
+            return False
+        return True
 
     def close(self) -> None:
         with self._lock:

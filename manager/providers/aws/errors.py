@@ -87,6 +87,18 @@ class UnknownToAws(ProviderError):
     """AWS does not know that name, or not yet."""
 
 
+class RegionDisabled(NotAllowed):
+    """The account has not enabled this region."""
+
+
+def disabled(region: str) -> str:
+    """What a person can do about a region that refuses an account whose credentials are right."""
+    return (
+        f"region {region} is not enabled for this account: enable it (aws account enable-region "
+        f"--region-name {region}) or use another"
+    )
+
+
 @contextmanager
 def translated(what: str) -> Generator[None]:
     """Turn the library's errors into `ProviderError`s that begin with `what`."""
@@ -108,6 +120,8 @@ def _kind_of(error: ClientError) -> type[ProviderError]:
         return _BY_CODE[code]
     if code == "IdempotentParameterMismatch":
         return Mismatch
+    if code == "OptInRequired" and "Marketplace" not in _words(error):  # else terms of an image
+        return RegionDisabled
     if code.endswith(".NotFound") or code == "NoSuchResourceException":
         return UnknownToAws
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
@@ -117,4 +131,6 @@ def _kind_of(error: ClientError) -> type[ProviderError]:
 def _words(error: ClientError) -> str:
     told = error.response.get("Error", {})
     text = f"{told.get('Code', 'error')}: {told.get('Message', 'no message')}"
+    if told.get("Code") == "OptInRequired" and "Marketplace" not in text:
+        text = f"the region is not enabled for this account, or the account is not active yet ({text})"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -6,6 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +29,7 @@ _BY_ITS_OWNER = tuple(
 )
 _ENDED_AT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 _PAGE = 500
+_MOST_VALUES = 200  # of one filter, says EC2's reference
 
 
 def instances(ec2: Any, manager: str, vm: str | None = None, token: str | None = None) -> list[Resource]:
@@ -42,6 +44,20 @@ def instances(ec2: Any, manager: str, vm: str | None = None, token: str | None =
 def instance(ec2: Any, identity: str) -> Resource:
     """Find an instance by id. Raises botocore's `ClientError` if EC2 does not know it, or not yet."""
     return next(map(resource_of, _raw_instances([ec2.describe_instances(InstanceIds=[identity])])))
+
+
+def by_tokens(ec2: Any, vm: str, tokens: Mapping[str, int]) -> list[Resource]:
+    """Find a VM's instances by the client tokens of its attempts: {token: number}."""
+    names = list(tokens)
+    batches = [names[start : start + _MOST_VALUES] for start in range(0, len(names), _MOST_VALUES)]
+    return [
+        replace(resource_of(raw), vm=vm, attempt=tokens[raw["ClientToken"]])
+        for batch in batches
+        for raw in _raw_instances(
+            _pages(ec2, "describe_instances", [{"Name": "client-token", "Values": batch}])
+        )
+        if raw.get("ClientToken") in tokens
+    ]
 
 
 def leftovers(ec2: Any, manager: str, vm: str | None = None) -> list[Resource]:

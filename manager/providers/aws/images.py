@@ -35,7 +35,7 @@ class Images:
     def _look_up(self, key: tuple[str, str]) -> Image:
         region, name = key
         try:
-            with self._clients.translated(f"image {name} in {region}"):
+            with self._clients.translated(f"image {name} in {region}", region):
                 found = self._clients.ec2(region).describe_images(ImageIds=[name])["Images"]
         except UnknownToAws as error:
             raise NotAllowed(str(error)) from error

@@ -49,7 +49,7 @@ class Offers:
 
     def _look_up(self, key: tuple[str, str]) -> VmType:
         region, name = key
-        with self._clients.translated(f"instance type {name} in {region}"):
+        with self._clients.translated(f"instance type {name} in {region}", region):
             found = self._clients.ec2(region).describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
         if not found:
             raise NotAllowed(f"{name} is not known in {region}")

@@ -64,7 +64,7 @@ class PriceList:
     def _ask_history(self, key: tuple[str, str]) -> dict[str, float]:
         """{zone: current price}; the history from now on has the current prices."""
         region, instance_type = key
-        with self._clients.translated(f"spot prices of {instance_type} in {region}"):
+        with self._clients.translated(f"spot prices of {instance_type} in {region}", region):
             pages = self._clients.ec2(region).get_paginator("describe_spot_price_history")
             found = [
                 entry

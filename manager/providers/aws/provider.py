@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import boto3
 
 from ....protocol.messages import BootConfig, NoticeSource, StoreIdentity, VmEnding
 from ...spec.job_spec import Resources
-from ...spec.placement import Attempt, Offer
+from ...spec.placement import Attempt, Offer, Placement
 from .. import Ended, NotAllowed, Partial, ProviderError, Resource, ResourceStatus
 from ..settings import AwsRegion, AwsSettings
 from ..shared_answers import SharedAnswer
@@ -26,6 +27,7 @@ from .prices import PriceList
 from .regions import check_regions
 
 _CONSOLE_BYTES = 8 << 10
+_AWS = Placement(provider="aws")
 _LIST_S = 5.0  # jobs share lists up to this age
 _LEFTOVERS_S = 60.0
 # An instance that is shut down from inside is terminated: `launch_request` sets that.
@@ -91,7 +93,7 @@ class AwsProvider:
         return made.id
 
     def release(self, vm: str, attempts: int = 1) -> bool:
-        found = self._in_its_region(vm, lambda region: self._release_in(region, vm))
+        found = self._in_its_region(vm, lambda region: self._release_in(region, vm, attempts))
         if any(resource.status is not ResourceStatus.GONE for resource in found):
             return False
         if not found and self._memory.may_appear(vm):
@@ -100,7 +102,7 @@ class AwsProvider:
         return True
 
     def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
-        return self._in_its_region(vm, lambda region: self._find(region, vm))
+        return self._in_its_region(vm, lambda region: self._find(region, vm, attempts))
 
     def list(self) -> Sequence[Resource]:
         """At most some seconds old; leftover disks and interfaces at most a minute."""
@@ -119,7 +121,7 @@ class AwsProvider:
         return self._offers.of(resources)
 
     def console(self, vm: str, attempts: int = 1) -> str:
-        found, failed = self._by_region(lambda region: self._find(region, vm))
+        found, failed = self._by_region(lambda region: self._find(region, vm, attempts))
         for region, resources in found.items():
             for resource in resources:
                 if resource.kind == "vm":
@@ -142,7 +144,7 @@ class AwsProvider:
     def _launch(self, region: str, attempt: Attempt, request: dict[str, Any]) -> Resource:
         ec2 = self._clients.ec2(region)
         try:
-            with self._clients.translated(f"create {attempt.name}"):
+            with self._clients.translated(f"create {attempt.name}", region):
                 return finding.resource_of(ec2.run_instances(**request)["Instances"][0])
         except Mismatch as error:
             return self._by_token(ec2, attempt, error)
@@ -186,7 +188,7 @@ class AwsProvider:
         """By region."""
 
         def ask(region: str) -> list[Resource]:
-            with self._clients.translated(f"list VMs in {region}"):
+            with self._clients.translated(f"list VMs in {region}", region):
                 return find(self._clients.ec2(region), self._manager)
 
         return {
@@ -202,11 +204,21 @@ class AwsProvider:
 
     # ---- finding and releasing -----------------------------------------------------------------------------
 
-    def _find(self, region: str, vm: str) -> list[Resource]:
+    def _find(self, region: str, vm: str, attempts: int) -> list[Resource]:
         ec2 = self._clients.ec2(region)
-        with self._clients.translated(f"look for {vm}"):
+        with self._clients.translated(f"look for {vm}", region):
             listed = finding.instances(ec2, self._manager, vm) + finding.leftovers(ec2, self._manager, vm)
-        return self._with_made(region, vm, listed)
+        return self._with_untagged(region, vm, attempts, self._with_made(region, vm, listed))
+
+    def _with_untagged(self, region: str, vm: str, attempts: int, found: list[Resource]) -> list[Resource]:
+        """If no list has an instance of the VM, those that its attempts created, whatever became of their
+        tags: EC2 keeps the client token of each."""
+        if any(resource.kind == "vm" for resource in found):
+            return found
+        numbers = range(1, attempts + 1)
+        tokens = {token_of(self._manager, Attempt(vm=vm, number=n, placement=_AWS)): n for n in numbers}
+        with self._clients.translated(f"look for {vm}", region):
+            return found + finding.by_tokens(self._clients.ec2(region), vm, tokens)
 
     def _with_made(self, region: str, vm: str, listed: list[Resource]) -> list[Resource]:
         """Resources listed by tag, and by id those created by this manager, which EC2 may not list yet."""
@@ -216,15 +228,16 @@ class AwsProvider:
             if made.id in known:
                 continue
             try:
-                with self._clients.translated(f"look for {made.id}"):
-                    found.append(finding.instance(ec2, made.id))
+                with self._clients.translated(f"look for {made.id}", region):
+                    one = finding.instance(ec2, made.id)
+                found.append(replace(one, vm=vm, attempt=made.attempt))  # its tags may have been removed
             except UnknownToAws:
                 if self._clock() - made.at < LAG_S:
                     pending = ResourceStatus.PENDING
                     found.append(Resource(vm=vm, attempt=made.attempt, id=made.id, status=pending))
         return found
 
-    def _release_in(self, region: str, vm: str) -> list[Resource]:
+    def _release_in(self, region: str, vm: str, attempts: int) -> list[Resource]:
         """Release a VM; returns what is left. Ending takes half a minute or more and is polled, so all VMs
         that are being released share lists. Leftovers show in a list newer than the VM's end.
 
@@ -235,6 +248,7 @@ class AwsProvider:
             self._tell_end(ec2, identity)
         asked_at, listed = self._instances[region].get(since=self._clock() - _LIST_S)
         found = self._with_made(region, vm, [one for one in listed if one.vm == vm])
+        found = self._with_untagged(region, vm, attempts, found)
         alive = [one.id for one in found if one.status is not ResourceStatus.GONE]
         for identity in alive:
             self._tell_end(ec2, identity)
@@ -269,7 +283,7 @@ class AwsProvider:
 
     def _console(self, region: str, identity: str) -> str:
         ec2 = self._clients.ec2(region)
-        with self._clients.translated(f"console of {identity}"):
+        with self._clients.translated(f"console of {identity}", region):
             try:
                 told = ec2.get_console_output(InstanceId=identity, Latest=True)
             except ec2.exceptions.ClientError as error:

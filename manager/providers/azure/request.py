@@ -78,7 +78,7 @@ def names_of_thing(manager: str, name: str, tags: Mapping[str, str]) -> Names | 
     match = re.fullmatch(rf"(.+)-(\d{{1,9}})-{re.escape(manager)}(?:-(?:nic|disk|ip))?", name)
     if tags.get(MANAGER_TAG) == manager and tags.get(ATTEMPT_TAG, "").isdecimal() and tags.get(VM_TAG):
         return Names(manager=manager, vm=tags[VM_TAG], number=int(tags[ATTEMPT_TAG]))
-    if match is None or MANAGER_TAG in tags:
+    if match is None or tags.get(MANAGER_TAG, manager) != manager:
         return None
     return Names(manager=manager, vm=match[1], number=int(match[2]))
 
