@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -18,6 +18,8 @@ _CLOUD_ONLY = (
     "region",
     "zones",
     "instance_type",
+    "order",
+    "speed",
     "image",
     "disk_gb",
     "use_spot",
@@ -78,8 +80,10 @@ class Resources(JobSection):
     threads: Positive = 1  # of each trainer; part of the recipe, because sums depend on it
     device_memory: Size | None = None  # bytes that a worker may use; None: all that its device has
     region: ByProvider | None = None
-    zones: ListsByProvider | None = None  # in the order in which they are tried
+    zones: ListsByProvider | None = None  # of one instance type the cheapest is tried first
     instance_type: OneOrMore | None = None
+    order: Literal["listed", "price"] = "listed"  # in which instance types are tried
+    speed: dict[str, Amount] | None = None  # by instance type, compared with the others, until it is measured
     image: ByProvider | None = None
     disk_gb: Annotated[int, Field(ge=1, le=65536)] | None = None
     use_spot: bool | None = None  # None: on clouds
@@ -194,11 +198,21 @@ def _cloud_faults(resources: Resources) -> Iterator[tuple[str, str]]:
     for name in _texts(resources.instance_type):
         if _cloud_of(name) not in resources.clouds:
             yield "instance_type", f"{name} is one of {_cloud_of(name)}, which is not in resources.provider"
+    yield from _speed_faults(resources)
     if not resources.spot:
         for field in _SPOT_ONLY:
             if _is_set(resources, field):
                 yield field, "has no meaning with use_spot: false; leave it out"
     yield from _number_faults(resources)
+
+
+def _speed_faults(resources: Resources) -> Iterator[tuple[str, str]]:
+    if resources.speed is not None and resources.order != "price":
+        yield "speed", "has no effect without order: price"
+    names = _texts(resources.instance_type)
+    for name in resources.speed or {}:
+        if name not in names:
+            yield "speed", f"{name!r} is not in resources.instance_type; expected {', '.join(names)}"
 
 
 def _place_faults(field: str, value: Any, clouds: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -43,7 +43,8 @@ def lines(
     spec: JobSpec, quote: Mapping[str, Any], choice: Choice | Infeasible | None, source: str
 ) -> Iterable[str]:
     """The text. `choice`: the plan on all VMs of the first offer, if measured (as `source` says)."""
-    yield f"{spec.name}: up to {counted(quote['max_nodes'], 'VM')}, asked for in this order:"
+    how = ", by price over speed" if quote["order"] == "price" else ""
+    yield f"{spec.name}: up to {counted(quote['max_nodes'], 'VM')}, asked for in this order{how}:"
     rows = [["", "", "", "price", "at most"], *(_row(offer) for offer in quote["offers"])]
     yield from (f"  {line}" for line in aligned(rows, left=3))
     if 0 < quote["on_demand_nodes"] < quote["max_nodes"]:

@@ -28,6 +28,7 @@ from ..facts import (
     VmRequested,
 )
 from ..fold.renting import origin_of, place_of, strikes_of, vm_origin
+from ..offer_order import in_order, measured_speeds
 from ..strikes.table import Kind
 from ..vms import Vm, VmStatus
 from . import growth, spending, waiting
@@ -123,7 +124,7 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] |
         return Offer(placement=Placement(provider=resources.providers[0]), price=free), free
     if context.observations.offers is None:
         return "prices are not known yet"
-    for offer in context.observations.offers:
+    for offer in _ordered(context, context.observations.offers):
         if not rents and offer.placement.provider in CLOUDS:
             continue
         price = price_of(resources, offer, context.now)
@@ -137,6 +138,11 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] |
         return spending.SPENT
     faults.pop(_NOT_WANTED, None)
     return next(iter(faults), "there is no offer")
+
+
+def _ordered(context: Context, offers: Sequence[Offer]) -> list[Offer]:
+    measured = measured_speeds(context.state, context.observations)
+    return in_order(context.spec.resources, offers, context.now, measured)
 
 
 def _to_be_had(context: Context, offer: Offer, price: Price, most: int) -> int:

@@ -1,4 +1,4 @@
-"""Offers with prices: spot first, then types and zones in the job's order."""
+"""Offers with prices: spot first, then types and zones as the job lists them."""
 
 from __future__ import annotations
 

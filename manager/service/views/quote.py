@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel
 
 from ...core.cost import price_of
+from ...core.offer_order import in_order
 from ...spec.job_spec import Resources
 from ...spec.placement import Market, Offer, Price
 from .costs import PricedPlace
@@ -29,6 +30,7 @@ class Quote(BaseModel):
     `hourly_at_most`: the most that the job may cost with any offers."""
 
     offers: list[QuotedOffer]
+    order: str  # in which instance types are tried: as `listed`, or by `price` over speed
     num_vms: int
     max_nodes: int
     on_demand_nodes: int
@@ -41,7 +43,8 @@ class Quote(BaseModel):
 
 def quote_of(resources: Resources, offers: Sequence[Offer], now: float) -> Quote | None:
     """The quote; None for a job that rents nothing."""
-    priced = [(offer, price) for offer in offers if (price := price_of(resources, offer, now)) is not None]
+    ordered = in_order(resources, offers, now)
+    priced = [(offer, price) for offer in ordered if (price := price_of(resources, offer, now)) is not None]
     if not resources.clouds or not priced:
         return None
     most, first = resources.max_hourly_cost, priced[0][1]
@@ -51,6 +54,7 @@ def quote_of(resources: Resources, offers: Sequence[Offer], now: float) -> Quote
     at_most = _ceiling(resources, priced)
     return Quote(
         offers=[_quoted(offer, price) for offer, price in priced],
+        order=resources.order,
         num_vms=num_vms,
         max_nodes=resources.max_nodes,
         on_demand_nodes=resources.on_demand_nodes if resources.spot else resources.max_nodes,
