@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, HeadAhead, HeadCorrupt, NoReadable, NotFound
 from .head import Head, delete_objects, read_head, swap_head
 from .layout import checkpoint_of, head_key, job_prefix, manifest_key, part_key, parts_prefix
 from .manifest import CheckpointPart, Manifest, load_manifest
-from .reader import read_part
+from .reader import fetch_part
 from .records import FORMAT
 from .stores.store import Store, retrying
 
@@ -51,16 +53,17 @@ def copy_checkpoint(
     *,
     step: int | None = None,
     below: int | None = None,
+    scratch: Path | None = None,
     on_skip: Callable[[CheckpointRef, str], None] = lambda _checkpoint, _why: None,
 ) -> tuple[CheckpointRef, CheckpointRef | None]:
     """Copy the newest readable checkpoint of `source_job`, or that of `step`, as the first of `job`.
 
     Checkpoints of step `below` and later are skipped, because they leave nothing to train. Each part is
-    checked; the copy is listed by a head of generation 0, which nobody has opened. Returns (the checkpoint of
-    `job`, its source); the source is None if an earlier call, whose answer was lost, made the copy. Repeated,
-    it goes on where it was cut off. `on_skip` is called with each checkpoint that is newer than the
-    copied one, and why it was not copied. Raises `NoReadable` with the reasons, `HeadAhead` if `job` has
-    begun already, and the stores' errors.
+    checked, in a file below `scratch` (None: the system's temporary folder). The copy is listed by a head of
+    generation 0, which nobody has opened. Returns (the checkpoint of `job`, its source); the source is None
+    if an earlier call, whose answer was lost, made the copy. Repeated, it goes on where it was cut off.
+    `on_skip` is called with each checkpoint that is newer than the copied one, and why it was not copied.
+    Raises `NoReadable` with the reasons, `HeadAhead` if `job` has begun already, and the stores' errors.
     """
     reasons: dict[CheckpointRef, str] = {}
     for look in range(1, _LOOKS + 1):
@@ -73,7 +76,7 @@ def copy_checkpoint(
                 continue
             try:
                 manifest = load_manifest(source, source_job, checkpoint)
-                copied = _copy(source, manifest, store, job)
+                copied = _copy(source, manifest, store, job, scratch)
             except (Corrupt, NotFound) as error:
                 reasons[checkpoint] = str(error)
                 if look < _LOOKS and not _is_listed(source, source_job, checkpoint):
@@ -116,7 +119,7 @@ def _begun(head: Head | None, store: Store) -> CheckpointRef | None:
     return head.manifests[0]
 
 
-def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> CheckpointRef:
+def _copy(source: Store, manifest: Manifest, store: Store, job: str, scratch: Path | None) -> CheckpointRef:
     """Copy the parts that are not there yet, each retried by itself, and list the copy.
 
     The manifest is stored first: parts of the right size beside it are those of an earlier call, and whole.
@@ -130,7 +133,7 @@ def _copy(source: Store, manifest: Manifest, store: Store, job: str) -> Checkpoi
     sizes = dict(store.list(parts_prefix(job, copied)))
     for there, here in zip(manifest.parts, parts, strict=True):
         if sizes.get(here.key) != here.size_bytes:
-            retrying(partial(_copy_part, source, there, store, here))
+            retrying(partial(_copy_part, source, there, store, here, scratch))
     first = Head(FORMAT, job, 0, 0, None, (copied,), ())
     head = swap_head(store, job, lambda head: first if head is None else None)
     return _begun(head, store) or copied
@@ -143,5 +146,10 @@ def _is_stored(store: Store, manifest: Manifest) -> bool:
         return False
 
 
-def _copy_part(source: Store, there: CheckpointPart, store: Store, here: CheckpointPart) -> None:
-    store.put(here.key, read_part(source, there))
+def _copy_part(
+    source: Store, there: CheckpointPart, store: Store, here: CheckpointPart, scratch: Path | None
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="makara-copy-", dir=scratch) as folder:
+        path = Path(folder, "part")
+        fetch_part(source, there, path)
+        store.put_file(here.key, path)

@@ -1,6 +1,6 @@
 """Exports a checkpoint's weights as ordinary safetensors, and hashes them to compare runs.
 
-Needs no torch, one part at a time in memory and one shard at a time on the local disk. Exports
+Needs no torch, and one shard and one part at a time on the local disk. Exports
 `weights/<name>` and `buffers/<name>` of the parts as `<name>`, without optimizer state and scales.
 """
 
@@ -19,9 +19,9 @@ from ..protocol.messages import CheckpointRef
 from .errors import Corrupt, Incomplete, NotFound
 from .layout import export_done_key, export_prefix, export_step_of
 from .manifest import CheckpointPart, Manifest, load_manifest
-from .reader import read_part
+from .reader import fetch_part, file_header
 from .records import FORMAT, STRICT, Count, Sha256, canonical, decode, encode
-from .safetensors_header import Header, TensorEntry, build_header, parse_header
+from .safetensors_header import MOST_HEADER_BYTES, Header, TensorEntry, build_header, parse_header
 from .stores.store import Store, retrying
 
 SHARD_BYTES = 5_000_000_000  # as model hubs use
@@ -79,7 +79,7 @@ def weights_sha256(path: Path) -> str:
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     where: dict[str, tuple[Path, TensorEntry]] = {}
     for file in files:
-        for name, entry in _file_header(file).tensors.items():
+        for name, entry in file_header(file, str(file)).tensors.items():
             where[name] = (file, entry)
     digest = WeightsHash()
     for name in sorted(where):
@@ -228,7 +228,7 @@ def _sources(store: Store, manifest: Manifest) -> list[_Source]:
 def _stored_header(store: Store, part: CheckpointPart) -> Header:
     data = store.get_range(part.key, 0, _HEADER_GUESS_BYTES)
     needed = 8 + int.from_bytes(data[:8], "little")
-    if len(data) < needed <= part.size_bytes:
+    if len(data) < needed <= min(part.size_bytes, MOST_HEADER_BYTES):
         data = store.get_range(part.key, 0, needed)
     return parse_header(data, f"{part.key} in {store.uri}", total_bytes=part.size_bytes)
 
@@ -257,23 +257,18 @@ def _spool(store: Store, shard: list[_Source], path: Path, digest: WeightsHash) 
     with path.open("w+b") as file:
         file.write(header)
         for key, sources in by_part.items():
-            payload = memoryview(retrying(partial(read_part, store, sources[0].part)))
-            found = parse_header(payload, key).tensors
-            for source in sources:
-                if found.get(source.entry.name) != source.entry:
-                    raise Corrupt(f"{key} in {store.uri}: changed while it was read")
-                file.seek(target[source.name].start)
-                file.write(payload[source.entry.start : source.entry.stop])
+            fetched = path.with_name("part")
+            found = fetch_part(store, sources[0].part, fetched).tensors
+            with fetched.open("rb") as part:
+                for source in sources:
+                    if found.get(source.entry.name) != source.entry:
+                        raise Corrupt(f"{key} in {store.uri}: changed while it was read")
+                    file.seek(target[source.name].start)
+                    for chunk in _chunks(part, source.entry):
+                        file.write(chunk)
+            fetched.unlink()
         for name in sorted(target):
             digest.add(target[name], _chunks(file, target[name]))
-
-
-def _file_header(path: Path) -> Header:
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        file.seek(0)
-        return parse_header(file.read(min(8 + length, size)), str(path), total_bytes=size)
 
 
 def _chunks(file: IO[bytes], entry: TensorEntry) -> Iterator[bytes]:

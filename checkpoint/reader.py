@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 
-from .errors import Corrupt
+from .errors import Corrupt, StoreRefused
 from .manifest import CheckpointPart
-from .safetensors_header import parse_header
+from .safetensors_header import MOST_HEADER_BYTES, Header, parse_header
 from .stores.store import Store, retrying
 
 _PIECE_BYTES = 64 << 20
 _NUM_PARALLEL = 4
+_MOST_OF_DISK = 0.5  # of what is free
 
 
 def read_parts(
@@ -49,16 +53,58 @@ def read_part(store: Store, part: CheckpointPart, on_read: Callable[[], None] | 
         raise Corrupt(f"{where}: {len(data)} bytes, {part.size_bytes} were written")
     if hashlib.sha256(data).hexdigest() != part.sha256:
         raise Corrupt(f"{where}: the checksum does not match")
-    names = parse_header(data, where).tensors
-    if set(names) != set(part.tensors):
-        raise Corrupt(f"{where}: holds {sorted(names)}, the manifest says {sorted(part.tensors)}")
+    _check_names(parse_header(data, where), part, where)
     return data
+
+
+def fetch_part(store: Store, part: CheckpointPart, path: Path) -> Header:
+    """Copy one file of a checkpoint to `path` in bounded memory, and return its header.
+
+    Checked like `read_part`. Each piece is retried by itself. Raises `StoreRefused` where the disk has not
+    room for the part and for others: a manifest says how large its parts are, and need not be true.
+    """
+    where = f"{part.key} in {store.uri}"
+    free_bytes = shutil.disk_usage(path.parent).free
+    if part.size_bytes > _MOST_OF_DISK * free_bytes:
+        raise StoreRefused(f"{where}: {part.size_bytes} bytes, and {path.parent} has {free_bytes} left")
+    digest, received = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        while received < part.size_bytes:
+            length = min(_PIECE_BYTES, part.size_bytes - received)
+            piece = retrying(partial(store.get_range, part.key, received, length))
+            if not piece:
+                break
+            file.write(piece)
+            digest.update(piece)
+            received += len(piece)
+    size_bytes = received if received < part.size_bytes else store.size(part.key)
+    if size_bytes != part.size_bytes:
+        raise Corrupt(f"{where}: {size_bytes} bytes, {part.size_bytes} were written")
+    if digest.hexdigest() != part.sha256:
+        raise Corrupt(f"{where}: the checksum does not match")
+    header = file_header(path, where)
+    _check_names(header, part, where)
+    return header
+
+
+def file_header(path: Path, where: str) -> Header:
+    """The header of a safetensors file. Raises `Corrupt` naming `where`."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        return parse_header(file.read(min(8 + length, MOST_HEADER_BYTES, size)), where, total_bytes=size)
+
+
+def _check_names(header: Header, part: CheckpointPart, where: str) -> None:
+    if set(header.tensors) != set(part.tensors):
+        raise Corrupt(f"{where}: holds {sorted(header.tensors)}, the manifest says {sorted(part.tensors)}")
 
 
 def _fetch(store: Store, part: CheckpointPart, on_read: Callable[[], None]) -> bytes:
     """Read a big file in pieces, so that a slow store can be distinguished from one that hangs."""
     if part.size_bytes <= _PIECE_BYTES:
-        data = store.get(part.key)
+        data = store.get_range(part.key, 0, part.size_bytes + 1)  # one more would be too many
         on_read()
         return data
     if (size_bytes := store.size(part.key)) != part.size_bytes:

@@ -20,13 +20,13 @@ _IDLE_S = 30.0  # an idle thread ends after this
 
 
 class CallKind(StrEnum):
-    """The kind of a call, and how many of it may run at a time for each owner (a provider, or a job)."""
+    """The kind of a call, and how many of it may run at a time for each owner (a provider, a job, a user)."""
 
     JOURNAL = "journal", 1  # writes, which come one after the other in any case
     HISTORY = "history", 2  # reads of the journal
     TOKENS = "tokens", 1  # one transaction after the other, as in the journal
     FILES = "files", 4  # bundles, secrets and logs
-    SUBMISSION = "submission", 4  # checking bundles and stores of jobs that are submitted
+    SUBMISSION = "submission", 4  # by user: checking bundles and stores of jobs that are submitted
     PLANNING = "planning", 2  # keeps a core busy; more would only slow the event loop
     GROWTH = "growth", 1  # whether more VMs would pay; separate, so that it delays no plan
     RANKING = "ranking", 1  # of plans, for the API

@@ -22,6 +22,7 @@ from azure.storage.blob import BlobBlock, BlobClient
 from ..errors import Conflict, NotFound
 from .azure_account import open_container
 from .azure_answers import ABSENT, LOST_SWAP, PAST_END, code_of, translated
+from .bounded_http import LISTING, RECORD, transfer
 from .credentials import AzureCredentials
 from .store import Store, StoredObject, Unfinished, check_key
 
@@ -70,7 +71,7 @@ class AzureStore(Store):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         blob = self._blob(key)
-        with translated(self._where, key):
+        with translated(self._where, key, transfer(length)):
             try:
                 return blob.download_blob(offset=start, length=length).readall()
             except HttpResponseError as error:
@@ -148,12 +149,12 @@ class AzureStore(Store):
 
     def _read(self, key: str) -> tuple[bytes, str]:
         blob = self._blob(key)
-        with translated(self._where, key):
+        with translated(self._where, key, RECORD):
             download = blob.download_blob()
             return download.readall(), str(download.properties.etag)
 
     def _listed(self, prefix: str, *include: str) -> list[StoredObject]:
-        with translated(self._where, prefix):
+        with translated(self._where, prefix, LISTING):
             found: Iterable[Any] = self._container.list_blobs(
                 name_starts_with=self._prefix + prefix, include=[*include], results_per_page=_PAGE
             )
@@ -184,7 +185,7 @@ class AzureStore(Store):
     def _write(self, key: str, size: int, read: Callable[[int, int], bytes]) -> None:
         """Write a whole object, in one request or by blocks; `read(start, length)` gives its bytes."""
         blob = self._blob(key)
-        with translated(self._where, key):
+        with translated(self._where, key, transfer(size, answer_bytes=0)):
             if size <= _BLOCK_BYTES:
                 blob.upload_blob(read(0, size), overwrite=True)
                 return

@@ -10,6 +10,7 @@ import base64
 import logging
 import os
 import re
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -22,6 +23,7 @@ from requests.adapters import HTTPAdapter
 from ..errors import NoCredentials, StoreRefused, StoreUnavailable
 from .advice import about_connection
 from .azure_hosts import is_azure
+from .bounded_http import BoundedPools
 from .credentials import AZURE_IDENTITY, AzureCredentials, credential_names, credentials_in
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -46,7 +48,8 @@ def open_container(container: str, endpoint: str, given: AzureCredentials | None
     session = requests.Session()
     session.trust_env = False
     for scheme in ("http://", "https://"):
-        session.mount(scheme, HTTPAdapter(pool_maxsize=_MAX_CONNECTIONS, max_retries=0))
+        session.mount(scheme, _BoundedAdapter(pool_maxsize=_MAX_CONNECTIONS, max_retries=0))
+    session.headers["Accept-Encoding"] = "identity"
     transport = RequestsTransport(
         session=session,
         connection_timeout=_CONNECT_TIMEOUT_S,
@@ -61,6 +64,15 @@ def open_container(container: str, endpoint: str, given: AzureCredentials | None
         retry_total=0,
         max_single_get_size=_WHOLE_BYTES,
     )
+
+
+class _BoundedAdapter(HTTPAdapter):
+    """Connections of requests whose answers are bounded."""
+
+    def init_poolmanager(
+        self, connections: int, maxsize: int, block: bool = False, **pool_kwargs: Any
+    ) -> None:
+        self.poolmanager = BoundedPools(num_pools=connections, maxsize=maxsize, block=block, **pool_kwargs)
 
 
 def account_url(endpoint: str) -> str:

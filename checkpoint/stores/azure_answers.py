@@ -19,6 +19,7 @@ from azure.core.exceptions import (
 
 from ..errors import CheckpointError, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_azure, about_connection
+from .bounded_http import SMALL, AnswerTooLarge, Bounds, bounded
 from .clock_skew import describe_skew
 
 ABSENT = "BlobNotFound"
@@ -41,10 +42,14 @@ _TRANSIENT = {
 
 
 @contextmanager
-def translated(where: str, key: str) -> Generator[None]:
-    """Translate the client's errors into ours, without their cause, which can hold the signature of a SAS."""
+def translated(where: str, key: str, bounds: Bounds = SMALL) -> Generator[None]:
+    """Bound all answers of a call, and translate the client's errors into ours, without their cause, which
+    can hold the signature of a SAS."""
     try:
-        yield
+        with bounded(bounds):
+            yield
+    except AnswerTooLarge as error:
+        raise StoreRefused(f"{where}: {key}: {error}") from None
     except CheckpointError:
         raise
     except (IncompleteReadError, DecodeError, ServiceRequestError, ServiceResponseError) as error:

@@ -17,7 +17,7 @@ from typing import IO
 
 from ..errors import Conflict, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_file
-from .store import Store, StoredObject, Unfinished, check_key
+from .store import MOST_RECORD_BYTES, Store, StoredObject, Unfinished, check_key
 
 # Errors that waiting does not resolve. All other failures of the file system count as transient.
 _REFUSALS = {
@@ -60,8 +60,13 @@ class LocalStore(Store):
 
     def get(self, key: str) -> bytes:
         path = self._path(key)
-        with self._translated(key):
-            return path.read_bytes()
+        with self._translated(key), path.open("rb") as file:
+            data = file.read(MOST_RECORD_BYTES + 1)
+        if len(data) > MOST_RECORD_BYTES:
+            raise StoreRefused(
+                f"checkpoint.uri {self.uri}: {key}: is larger than {MOST_RECORD_BYTES} bytes, and no record"
+            )
+        return data
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.awsrequest
 import botocore.config
 import botocore.exceptions
 import botocore.session
@@ -32,6 +33,16 @@ from minio.error import InvalidResponseError, MinioException, S3Error, ServerErr
 
 from ..errors import Conflict, NoCredentials, NotFound, StoreRefused, StoreUnavailable
 from .advice import about_answer, about_connection
+from .bounded_http import (
+    LISTING,
+    RECORD,
+    SMALL,
+    AnswerTooLarge,
+    BoundedPools,
+    Bounds,
+    bounded,
+    transfer,
+)
 from .clock_skew import describe_skew
 from .credentials import S3Credentials
 from .store import Store, StoredObject, Unfinished, check_key
@@ -41,6 +52,7 @@ _READ_TIMEOUT_S = 30.0  # of silence, not of the whole transfer
 _MAX_CONNECTIONS = 16
 _ABSENT = "NoSuchKey"
 _NO_UPLOAD = "NoSuchUpload"
+_PAST_END = "InvalidRange"
 _SKEWED = "RequestTimeTooSkewed"
 _LOST_SWAP = {"PreconditionFailed", "ConditionalRequestConflict", "412", _ABSENT}
 # 4xx codes that say "not now" (AWS, Error responses).
@@ -95,6 +107,12 @@ class S3Store(Store):
         self._endpoint = endpoint
         self._region = region
         self._given = credentials
+        self._pools = BoundedPools(
+            maxsize=_MAX_CONNECTIONS,
+            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
+            retries=False,
+            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        )
         self._clients = self._sign_in()
 
     @property
@@ -103,13 +121,14 @@ class S3Store(Store):
 
     def put(self, key: str, data: bytes) -> None:
         name = self._name(key)
-        with self._translated(key):
+        with self._translated(key, transfer(len(data), answer_bytes=0)):
             self._data.put_object(self._bucket, name, io.BytesIO(data), len(data))
 
     def put_file(self, key: str, path: Path) -> None:
         name = self._name(key)
-        with path.open("rb") as source, self._translated(key):
-            self._data.put_object(self._bucket, name, source, path.stat().st_size)
+        size = path.stat().st_size
+        with path.open("rb") as source, self._translated(key, transfer(size, answer_bytes=0)):
+            self._data.put_object(self._bucket, name, source, size)
 
     def get(self, key: str) -> bytes:
         return self._read(key)[0]
@@ -125,7 +144,7 @@ class S3Store(Store):
         return size
 
     def list_objects(self, prefix: str) -> Iterator[StoredObject]:
-        with self._translated(prefix):
+        with self._translated(prefix, LISTING):
             found = [
                 StoredObject(
                     str(item.object_name).removeprefix(self._prefix),
@@ -146,14 +165,14 @@ class S3Store(Store):
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = [DeleteObject(self._name(key)) for key in keys]
-        with self._translated("delete"):
+        with self._translated("delete", LISTING):
             failed = list(self._data.remove_objects(self._bucket, names))
         if failed:
             raise self._answer(str(failed[0].name), str(failed[0].code), 0, str(failed[0].message))
 
     def unfinished(self, prefix: str) -> Iterator[Unfinished]:
         found: list[Unfinished] = []
-        with self._translated(prefix):
+        with self._translated(prefix, LISTING):
             pages = self._conditional.get_paginator("list_multipart_uploads")
             for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix + prefix):
                 for upload in page.get("Uploads", []):
@@ -210,8 +229,14 @@ class S3Store(Store):
     def _read(self, key: str, start: int = 0, length: int = 0) -> tuple[bytes, str]:
         """(the object, its tag); `length` 0 reads to its end."""
         name = self._name(key)
-        with self._translated(key):
-            response = self._data.get_object(self._bucket, name, offset=start, length=length)
+        bounds = transfer(length) if length else RECORD
+        with self._translated(key, bounds):
+            try:
+                response = self._data.get_object(self._bucket, name, offset=start, length=length)
+            except S3Error as error:
+                if error.code == _PAST_END:
+                    return b"", ""
+                raise
             try:
                 return response.read(), str(response.headers.get("ETag", ""))
             finally:
@@ -252,41 +277,36 @@ class S3Store(Store):
         url = urlsplit(self._endpoint or "https://s3.amazonaws.com")
         if url.scheme not in ("http", "https") or not url.netloc or url.path.strip("/"):
             raise StoreRefused(f"checkpoint.endpoint {self._endpoint!r}: expected http(s)://host[:port]")
-        pool = urllib3.PoolManager(
-            maxsize=_MAX_CONNECTIONS,
-            timeout=urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=_READ_TIMEOUT_S),
-            retries=False,
-            ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
-        )
         return minio.Minio(
             url.netloc,
             secure=url.scheme == "https",
             region=region,
-            http_client=pool,
+            http_client=self._pools,
             credentials=_Boto3Credentials(credentials),
         )
 
     def _conditional_client(self, session: boto3.Session, region: str | None) -> Any:
         config = botocore.config.Config(
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            read_timeout=_READ_TIMEOUT_S,
             retries={"total_max_attempts": 1},
-            max_pool_connections=_MAX_CONNECTIONS,
-            proxies={},
             s3={"addressing_style": "path"} if self._endpoint else {},
             # Not every S3-compatible service knows the newer checksum headers.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
-        return session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
+        client = session.client("s3", endpoint_url=self._endpoint, region_name=region, config=config)
+        client.meta.events.register("before-send.s3", functools.partial(_send, self._pools))
+        return client
 
     @contextmanager
-    def _translated(self, key: str, *, renew: bool = True) -> Generator[None]:
-        """Translate either client's errors into ours. `renew`: look refused credentials up again (False
-        during that lookup)."""
+    def _translated(self, key: str, bounds: Bounds = SMALL, *, renew: bool = True) -> Generator[None]:
+        """Bound all answers of a call, and translate either client's errors into ours. `renew`: look refused
+        credentials up again (False during that lookup)."""
         used = self._clients if renew else None
         try:
-            yield
+            with bounded(bounds):
+                yield
+        except AnswerTooLarge as error:
+            raise StoreRefused(f"{self._where}: {key}: {error}") from error
         except S3Error as error:
             status = getattr(error.response, "status", 0)
             code, message = _reason(str(error.code), str(error.message), _date(error.response))
@@ -330,6 +350,23 @@ class _Clients:
     data: minio.Minio
     conditional: Any
     signature: tuple[str, str, str | None]
+
+
+def _send(pools: BoundedPools, request: Any, **_event: object) -> botocore.awsrequest.AWSResponse:
+    """Send a request of boto3 over the same bounded connections as minio's."""
+    answer: Any = pools.urlopen(
+        request.method,
+        request.url,
+        redirect=False,
+        body=request.body,
+        headers=request.headers,
+        preload_content=False,
+        decode_content=False,
+    )
+    received = botocore.awsrequest.AWSResponse(request.url, answer.status, answer.headers, answer)
+    if not request.stream_output:
+        _ = received.content  # read now, within the bounds of this call
+    return received
 
 
 @functools.cache

@@ -19,6 +19,8 @@ from ..errors import Cancelled, CheckpointError, InvalidKey, NotFound, StoreRefu
 
 T = TypeVar("T")
 
+MOST_RECORD_BYTES = 16 << 20  # of a head, a manifest, a calibration: 100,000 tensors
+
 _SEGMENT = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
 
@@ -64,7 +66,8 @@ class Store(Protocol):
         ...
 
     def get(self, key: str) -> bytes:
-        """The whole object. Raises `NotFound`."""
+        """The whole object, which is a record: `StoreRefused` if it has more than `MOST_RECORD_BYTES`.
+        Raises `NotFound`."""
         ...
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
@@ -113,7 +116,7 @@ class Store(Protocol):
         ...
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """(the object, the tag to `swap` it with); None if it does not exist."""
+        """(the object, a record as of `get`, the tag to `swap` it with); None if it does not exist."""
         ...
 
     def swap(self, key: str, data: bytes, expected_etag: str | None) -> str:

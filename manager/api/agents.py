@@ -29,6 +29,7 @@ from ...protocol.messages import (
     ReportAck,
     Welcome,
 )
+from ..service.believed_steps import STEPS_PER_S
 from ..service.service import Service
 from ..service.tokens import Scope, TokenRefused
 from ..threads import CallKind
@@ -39,6 +40,9 @@ router = APIRouter(prefix="/api/v1", tags=["agents"])
 
 _REPLACED, _MALFORMED = 4000, 4002
 _CLOSED = (WebSocketDisconnect, RuntimeError)  # what is raised when a connection has closed
+_FRAME_S = 0.002  # at least; an agent reports once a step
+_BYTES_PER_S = 8 << 20
+_DEATH_S = 0.2  # each may be a fact of 64 KiB
 _WORDS = 20  # acknowledgements in the time after which an agent without any ends its VM
 
 
@@ -137,6 +141,7 @@ class AgentConnection:
                 return
             if isinstance(frame, Beat):
                 self._take_beat(frame)
+                await asyncio.sleep(_FRAME_S)
                 continue
             if frame.vm != self._vm:
                 log.error("VM %s reports as %s", self._vm, frame.vm)
@@ -145,6 +150,7 @@ class AgentConnection:
             self._report = frame
             await self._service.agents.report(self._job, frame)
             self._acknowledge(frame.sequence)
+            await asyncio.sleep(_pause_s(text, frame))
 
     def _take_beat(self, beat: Beat) -> None:
         """Take in a beat. Nothing of it is stored, so it is acknowledged only now and then."""
@@ -198,6 +204,13 @@ class AgentConnection:
 
     async def _send(self, message: Message) -> None:
         await self._websocket.send_text(message.model_dump_json())
+
+
+def _pause_s(text: str, report: Report) -> float:
+    """How long no frame is read after this one, so that an agent cannot take more than its share of this
+    process and of the journal. The kernel holds back what it sends meanwhile."""
+    rows_s = len(report.metrics) / STEPS_PER_S + len(report.deaths) * _DEATH_S
+    return max(_FRAME_S, len(text) / _BYTES_PER_S, rows_s)
 
 
 def _welcome(service: Service, job: str) -> Welcome:

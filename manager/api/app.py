@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -26,6 +27,7 @@ from .submission import KeyUsed
 
 MODULES = (jobs, vms, history, plans, decisions, tokens, agents, boot, machines, web, prometheus)
 _OVERHEAD_BYTES = 4 << 20  # of a multipart body besides its bundle
+_MOST_LARGE_BODIES = 8  # of a user at a time
 _UNKNOWN_BYTES = 64 << 10  # of a body that is read before authentication
 
 
@@ -42,6 +44,7 @@ def create_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
+    app.state.large_bodies = Counter[str]()  # that are being received or checked, by user
     for module in MODULES:
         app.include_router(module.router)
     app.middleware("http")(_guard)
@@ -57,7 +60,9 @@ def create_app(service: Service) -> FastAPI:
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Refuse a body that is too large, or large and unauthenticated, unread; set security headers."""
-    limit = cast(Service, request.app.state.service).config.max_bundle_bytes + _OVERHEAD_BYTES
+    limit = _OVERHEAD_BYTES
+    if request.headers.get("Content-Type", "").startswith("multipart/"):  # kept on disk, unlike others
+        limit += cast(Service, request.app.state.service).config.max_bundle_bytes
     length = request.headers.get("Content-Length")
     if length is not None and (not length.isdigit() or int(length) > limit):
         return problem(413, f"body: expected at most {limit} bytes")
@@ -65,13 +70,32 @@ async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Resp
         return problem(411, "body: expected a Content-Length header")
     if length is not None and int(length) > _UNKNOWN_BYTES:
         try:
-            await user(request)
+            grant = await user(request)
         except HTTPException as error:
             return await _http_error(request, error)
-    response = await call_next(request)
+        response = await _with_large_body(request, grant.owner or "", call_next)
+    else:
+        response = await call_next(request)
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     return response
+
+
+async def _with_large_body(
+    request: Request, owner: str, call_next: Callable[[Request], Awaitable[Response]]
+) -> Response:
+    """Answer a request that holds memory and disk until its end, unless its user has several of them."""
+    in_progress = cast(Counter[str], request.app.state.large_bodies)
+    if in_progress[owner] >= _MOST_LARGE_BODIES:
+        return problem(
+            429,
+            f"body: {_MOST_LARGE_BODIES} large requests of this user are in progress; repeat this one later",
+        )
+    in_progress[owner] += 1
+    try:
+        return await call_next(request)
+    finally:
+        in_progress[owner] -= 1
 
 
 def problem(status: int, detail: str, errors: list[dict[str, str]] | None = None) -> JSONResponse:

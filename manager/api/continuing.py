@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from ..core import can_go_on
 from ..core.cost import spent_by
 from ..core.facts import Resumption
 from ..service.runtime import Job
 from ..service.service import Service
+from ..service.store_access import for_submission
 from ..spec.job_spec import JobSpec, parse_spec
 from ..threads import CallKind
 from .before_renting import check_renting
@@ -34,7 +36,8 @@ async def go_on(
     check_providers(spec, service, job.state.owner)
     given = check_secrets(spec, secrets)
     stores = service.stores_of(job)
-    await service.threads.run(CallKind.SUBMISSION, check_store, spec, job.job, given, stores)
+    check = partial(check_store, spec, job.job, given, stores)
+    await for_submission(service.threads, job.state.owner, check)
     if job.state.finished is None:  # else no VM is needed: its weights are exported
         await check_renting(service, spec, spent_by(job.state, service.clock()).at_most)
     if not await service.admission.go_on(job.job, spec.resources, given):

@@ -21,11 +21,10 @@ from ...checkpoint import (
 )
 from ...protocol.messages import CheckpointRef, Recipe
 from ..service.service import Service
-from ..service.store_access import StoreNotAllowed, at_source, check_allowed, open_for
+from ..service.store_access import StoreNotAllowed, at_source, check_allowed, for_submission, open_for
 from ..spec.job_spec import JobSpec, JobSpecError
 from ..spec.start_source import StartSource, split_job, split_step
 from ..spec.store_uri import is_absolute, place_of
-from ..threads import CallKind
 from .job_names import find
 
 _FIELD = "checkpoint.start_from"
@@ -113,7 +112,7 @@ async def _look(
         except (NoReadable, StoreRefused) as error:
             raise JobSpecError([(_FIELD, str(error))]) from error
 
-    manifest = await service.threads.run(CallKind.SUBMISSION, read)
+    manifest = await for_submission(service.threads, owner, read)
     try:
         recipe = Recipe.model_validate(dict(manifest.recipe))
     except ValidationError as error:

@@ -15,11 +15,10 @@ from pydantic import BaseModel
 from ...checkpoint import StoreRefused
 from ...protocol.archives import BadArchive, BundleBounds, check
 from ..service.service import Service
-from ..service.store_access import StoreNotAllowed, check_usable
+from ..service.store_access import StoreNotAllowed, check_usable, for_submission
 from ..service.views.quote import Quote, quote_of
 from ..spec.job_spec import JobSpec, JobSpecError, parse_spec, to_settings
 from ..spec.resources import CLOUDS
-from ..threads import CallKind
 from .before_renting import MachineType, check_renting, machines_of
 from .starting import StartView, pinned, start_of, start_view
 
@@ -63,13 +62,13 @@ async def accept(service: Service, submission: Submission) -> tuple[str, bool]:
     """
     owner = submission.owner
     spec, secrets = _read(service, submission.spec_text, submission.secrets_text, owner)
-    await service.threads.run(
-        CallKind.SUBMISSION, _check_bundle, submission.bundle, service.config.bundle_bounds
-    )
+    check_bundle = partial(_check_bundle, submission.bundle, service.config.bundle_bounds)
+    await for_submission(service.threads, owner, check_bundle)
     job = _job_id(spec, submission.idempotency_key, owner)
     if not await service.admission.has_accepted(job):
         stores = service.config.stores_for(owner)
-        await service.threads.run(CallKind.SUBMISSION, check_store, spec, job, secrets, stores)
+        check = partial(check_store, spec, job, secrets, stores)
+        await for_submission(service.threads, owner, check)
         await check_renting(service, spec)
         start = await start_of(service, spec, secrets, owner)
         whole = pinned(spec, start)
@@ -89,7 +88,7 @@ async def check_settings(service: Service, submission: Submission) -> Accepted:
     if job not in service.jobs:
         stores = service.config.stores_for(owner)
         check = partial(check_store, spec, job, secrets, stores, make_folders=False)
-        await service.threads.run(CallKind.SUBMISSION, check)
+        await for_submission(service.threads, owner, check)
         offers = await check_renting(service, spec)
         start = await start_view(service, spec, secrets, owner)
         machines = machines_of(spec.resources, offers)

@@ -13,6 +13,7 @@ from ..core.facts import Fact, VmEnded
 from ..core.orders import Leases, is_same, orders
 from ..spec.resources import CLOUDS
 from ..threads import CallKind, Threads
+from .believed_steps import believed
 from .journal import SqliteJournal
 from .pubsub import Hub, LiveUpdate, to_json
 from .quarantine import Quarantined
@@ -67,9 +68,13 @@ class Agents:
     async def report(self, job: str, report: Report) -> None:
         """Take in a VM's report. On return, everything in it that has to be durable is stored."""
         runtime = self.jobs[job]
-        if report.metrics:
-            await self.threads.run(CallKind.JOURNAL, self.journal.record_metrics, job, report.metrics)
-            for step in runtime.add_steps(report.metrics, self.clock()):
+        steps = believed(runtime.state, report, runtime.pace, self.clock())
+        if len(steps) < len(report.metrics):
+            num_refused = len(report.metrics) - len(steps)
+            log.warning("VM %s: %d steps that its job cannot have committed", report.vm, num_refused)
+        if steps:
+            await self.threads.run(CallKind.JOURNAL, self.journal.record_metrics, job, steps)
+            for step in runtime.add_steps(steps, self.clock()):
                 self.hub.publish(job, LiveUpdate("step", to_json(step_view(step))))
         if runtime.has_use_of(report.vm):
             runtime.reports[report.vm] = report

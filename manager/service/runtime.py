@@ -15,6 +15,7 @@ from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
 from ..core.state import JobState
 from ..core.strikes.ledger import Ledger
+from .believed_steps import Pace
 from .journal import StoredFact
 from .planning.ranking import Ranking
 from .quarantine import Quarantine, fold_readable
@@ -71,6 +72,7 @@ class Job:
         self.told: dict[str, Orders] = {}  # by VM, the last orders sent
         self.parts = OrderParts()
         self.recent: deque[StepMetrics] = deque(metrics, RECENT_STEPS)
+        self.pace = Pace(metrics[-1].step if metrics else 0)
         self.first_steps: dict[int, FirstStep] = {}  # by generation
         self._last_step_at: float | None = None  # when the newest step was reported
         self.lock = asyncio.Lock()

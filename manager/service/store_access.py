@@ -7,8 +7,9 @@ store a job brings keys among its secrets; if it brings keys, those are always u
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from ...checkpoint import (
     NoCredentials,
@@ -23,6 +24,25 @@ from ...checkpoint import (
 )
 from ..spec.job_spec import CheckpointSpec, JobSpec
 from ..spec.store_uri import covers
+from ..threads import CallKind, Threads
+
+T = TypeVar("T")
+_SUBMISSION_S = 45.0  # of one look at a store; the command line waits for 60 s
+_SUBMISSION_BYTES = 256 << 20
+
+
+async def for_submission(threads: Threads, owner: str | None, call: Callable[[], T]) -> T:
+    """Run a blocking call that a user's request causes, in threads of that user's own (None: of the
+    administrators), so that a store that hardly answers holds up nobody else. All that stores answer
+    meanwhile is bounded in time and size."""
+
+    def run() -> T:
+        from ...checkpoint.stores.bounded_http import Bounds, bounded  # here, as a local job needs no HTTP
+
+        with bounded(Bounds(_SUBMISSION_S, _SUBMISSION_BYTES, _SUBMISSION_BYTES)):
+            return call()
+
+    return await threads.run(CallKind.SUBMISSION, run, owner=owner or "")
 
 
 class StoreNotAllowed(ValueError):

@@ -260,6 +260,7 @@ class StoreCommands:
         skipped: dict[CheckpointRef, str] = {}
 
         def copied(store: Store) -> tuple[CheckpointRef, CheckpointRef | None]:
+            self.scratch.mkdir(parents=True, exist_ok=True)
             return copy_checkpoint(
                 self.open_source(job, source),
                 source.job,
@@ -267,6 +268,7 @@ class StoreCommands:
                 job,
                 step=source.step,
                 below=spec.training.steps,
+                scratch=self.scratch,
                 on_skip=skipped.__setitem__,
             )
 

@@ -119,17 +119,17 @@ def test_reading_outlasts_a_store_that_is_away_for_a_while(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = published(store, 10, 1)
-    answer, away, lock = store.get, 3, threading.Lock()
+    answer, away, lock = store.get_range, 3, threading.Lock()
 
-    def flaky(key: str) -> bytes:
+    def flaky(key: str, start: int, length: int) -> bytes:
         nonlocal away
         with lock:
             away -= 1
             if away >= 0:
                 raise StoreUnavailable("away")
-        return answer(key)
+        return answer(key, start, length)
 
-    monkeypatch.setattr(store, "get", flaky)
+    monkeypatch.setattr(store, "get_range", flaky)
     assert len(read_parts(store, manifest.parts)) == 6
     assert away < 0
 
