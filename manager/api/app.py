@@ -60,9 +60,7 @@ def create_app(service: Service) -> FastAPI:
 
 async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Refuse a body that is too large, or large and unauthenticated, unread; set security headers."""
-    limit = _OVERHEAD_BYTES
-    if request.headers.get("Content-Type", "").startswith("multipart/"):  # kept on disk, unlike others
-        limit += cast(Service, request.app.state.service).config.max_bundle_bytes
+    limit = cast(Service, request.app.state.service).config.max_bundle_bytes + _OVERHEAD_BYTES
     length = request.headers.get("Content-Length")
     if length is not None and (not length.isdigit() or int(length) > limit):
         return problem(413, f"body: expected at most {limit} bytes")
@@ -73,6 +71,10 @@ async def _guard(request: Request, call_next: Callable[[Request], Awaitable[Resp
             grant = await user(request)
         except HTTPException as error:
             return await _http_error(request, error)
+        # The parts of an upload are kept on disk; other bodies are in memory.
+        is_upload = request.headers.get("Content-Type", "").startswith("multipart/")
+        if int(length) > _OVERHEAD_BYTES and not is_upload:
+            return problem(413, f"body: expected at most {_OVERHEAD_BYTES} bytes")
         response = await _with_large_body(request, grant.owner or "", call_next)
     else:
         response = await call_next(request)

@@ -420,17 +420,17 @@ def test_a_source_that_retires_what_is_copied_is_asked_for_its_newest(
 ) -> None:
     there, here = stores
     first = published(there, 10, 1)
-    get = there.get
+    get_range = there.get_range
 
-    def gone_meanwhile(key: str) -> bytes:
+    def gone_meanwhile(key: str, start: int, length: int) -> bytes:
         if key == first.parts[2].key and read_head(there, JOB).generation == 1:  # type: ignore[union-attr]
             published(there, 20, 2)
             open_generation(there, JOB, 3)
             retire(there, JOB, CheckpointRef(step=10, generation=1), now=0.0)
             there.delete(key)
-        return get(key)
+        return get_range(key, start, length)
 
-    monkeypatch.setattr(there, "get", gone_meanwhile)
+    monkeypatch.setattr(there, "get_range", gone_meanwhile)
     assert copy_checkpoint(there, JOB, here, "mine") == (
         CheckpointRef(step=20, generation=0),
         CheckpointRef(step=20, generation=2),
@@ -443,16 +443,16 @@ def test_a_newer_checkpoint_is_copied_rather_than_an_older_one_when_the_newest_v
     there, here = stores
     published(there, 10, 1)
     newest = published(there, 20, 2)
-    get = there.get
+    get_range = there.get_range
 
-    def gone_meanwhile(key: str) -> bytes:
+    def gone_meanwhile(key: str, start: int, length: int) -> bytes:
         if key == newest.parts[2].key and there.exists(key):
             published(there, 30, 2)
             retire(there, JOB, newest.checkpoint, now=0.0)
             delete_parts(there, JOB, newest.checkpoint)
-        return get(key)
+        return get_range(key, start, length)
 
-    monkeypatch.setattr(there, "get", gone_meanwhile)
+    monkeypatch.setattr(there, "get_range", gone_meanwhile)
     skipped: dict[CheckpointRef, str] = {}
     made = copy_checkpoint(there, JOB, here, "mine", on_skip=skipped.__setitem__)
     assert (made, skipped) == ((ref(30), ref(30, 2)), {}), "what was retired meanwhile is not damaged"
@@ -463,15 +463,15 @@ class PartReads:
 
     def __init__(self, store: Store, key: str, error: Exception, patch: pytest.MonkeyPatch) -> None:
         self.reads: list[str] = []
-        self._get, self._key, self._errors = store.get, key, [error]
-        patch.setattr(store, "get", self._read)
+        self._get_range, self._key, self._errors = store.get_range, key, [error]
+        patch.setattr(store, "get_range", self._read)
 
-    def _read(self, key: str) -> bytes:
+    def _read(self, key: str, start: int, length: int) -> bytes:
         if key == self._key and self._errors:
             raise self._errors.pop()
         if "/sections/" in key:
             self.reads.append(key)
-        return self._get(key)
+        return self._get_range(key, start, length)
 
 
 def test_a_store_that_is_away_for_a_moment_costs_no_part_that_is_copied(
