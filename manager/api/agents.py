@@ -34,6 +34,7 @@ from ..service.service import Service
 from ..service.tokens import Scope, TokenRefused
 from ..threads import CallKind
 from .auth import admit, bearer, refuse, service_of, vm_of_job
+from .description import answers
 
 log = logging.getLogger("makara.manager")
 router = APIRouter(prefix="/api/v1", tags=["agents"])
@@ -225,7 +226,7 @@ def _welcome(service: Service, job: str) -> Welcome:
     )
 
 
-@router.get("/jobs/{job}/bundle")
+@router.get("/jobs/{job}/bundle", response_class=Response, responses=answers("application/gzip"))
 async def bundle(job: str, request: Request) -> Response:
     """The job's code, for its own VMs: a tar.gz whose SHA-256 is in the orders."""
     service = service_of(request)

@@ -23,6 +23,7 @@ from . import agents, boot, decisions, history, jobs, machines, plans, prometheu
 from .auth import user
 from .before_renting import CloudAway
 from .continuing import CannotGoOn
+from .description import DescribedApp
 from .submission import KeyUsed
 
 MODULES = (jobs, vms, history, plans, decisions, tokens, agents, boot, machines, web, prometheus)
@@ -42,7 +43,7 @@ def create_app(service: Service) -> FastAPI:
         finally:
             await service.close()
 
-    app = FastAPI(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = DescribedApp(title="Makara", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     app.state.large_bodies = Counter[str]()  # that are being received or checked, by user
     for module in MODULES:

@@ -8,12 +8,17 @@ from ..boot.payload import constraints, torch_version, wheel
 from ..service.tokens import Scope
 from ..threads import CallKind
 from .auth import service_of, vm_of_job
+from .description import answers
 
 router = APIRouter(prefix="/api/v1", tags=["agents"])
 _PARTS = {"wheel": wheel, "constraints": constraints}
 
 
-@router.get("/jobs/{job}/boot/{part}")
+@router.get(
+    "/jobs/{job}/boot/{part}",
+    response_class=Response,
+    responses=answers("application/octet-stream", "text/plain"),
+)
 async def boot_part(job: str, part: str, request: Request) -> Response:
     """`wheel`: the worker's side of this version. `constraints`: what it needs, as pip reads it. `torch`: the
     version that this job's VMs are to have. For the VMs of this job alone."""

@@ -17,6 +17,7 @@ from ..service.tokens import Grant
 from ..service.views.steps import StepView, step_view, surviving
 from ..threads import CallKind
 from .auth import User, service_of
+from .description import answers
 from .job_names import AskedJob
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -67,8 +68,8 @@ async def from_journal(service: Service, read: Callable[[], BaseModel]) -> Respo
     return Response(data, media_type="application/json")
 
 
-@router.get("/jobs/{job}/stream")
-@router.get("/jobs/{job}/events/stream")
+@router.get("/jobs/{job}/stream", response_class=Response, responses=answers("text/event-stream"))
+@router.get("/jobs/{job}/events/stream", response_class=Response, responses=answers("text/event-stream"))
 async def stream(
     job: AskedJob,
     request: Request,

@@ -62,7 +62,7 @@ class Wanted(BaseModel):
     secrets: dict[str, str] = Field(default_factory=dict)
 
 
-@router.post("/jobs", status_code=201)
+@router.post("/jobs", status_code=201, responses={200: {"model": SubmittedJob, "description": "As before"}})
 async def submit(
     request: Request,
     response: Response,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from ..service.quarantine import STATUS
 from ..service.runtime import Job
@@ -23,7 +24,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: Request, grant: User) -> Response:
     """Gauges and counters of the user's jobs, for an administrator of all; scrape with a token of either."""
     text = exposition(service_of(request).shown_to(grant.owner))

@@ -20,6 +20,7 @@ from makara.protocol.messages import (
     CheckpointRef,
     Credential,
     DeviceInfo,
+    Failure,
     Formed,
     Orders,
     Phase,
@@ -35,6 +36,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 NUM_SECTIONS = 2
 STEP_S = 0.05
+FAILS = "FAILS"  # of the job's environment: its code raises an error at the first step
 END_WAITS_FOR = "END_WAITS_FOR"  # of the job's environment: a file without which its last step is not taken
 
 
@@ -139,6 +141,11 @@ class ScriptedAgent:
             return
         step, waits_for = self.worker.step + 1, orders.job.envs.get(END_WAITS_FOR)
         if step >= orders.job.steps and waits_for is not None and not Path(waits_for).exists():
+            return
+        if FAILS in orders.job.envs:
+            self.change(
+                phase=Phase.EXITED, failure=Failure(kind="user", message="the job's code raised this")
+            )
             return
         self.change(step=step)
         if leads:
