@@ -1,8 +1,9 @@
 """Finds and ends the processes of a VM that shares its machine with others.
 
-`<folder>/vm.json` names the agent by process id and start time. Processes that the agent starts have two
-marks in their environment: MAKARA_VM, the VM's name, and MAKARA_VM_FOLDER, its folder, since other managers
-on this machine may have VMs of the same name.
+`<folder>/vm.json` names the VM's leader, the parent of its agent (`vm_keeper.py`), by process id and start
+time. Processes that the agent starts have two marks in their environment: MAKARA_VM, the VM's name, and
+MAKARA_VM_FOLDER, its folder, since other managers on this machine may have VMs of the same name. A process
+that removed its marks is still below the leader or the agent, which adopt what loses its parents.
 """
 
 from __future__ import annotations
@@ -10,18 +11,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from . import vm_keeper
+
 RECORD = "vm.json"
 _NAME = "MAKARA_VM"
 _PLACE = "MAKARA_VM_FOLDER"
 _TERM_GRACE_S = 3.0
+_ROUNDS = 5  # since processes may start others meanwhile
+_DEAD_S, _LOOK_S = 1.0, 0.005  # for killed processes to be dead
 
 
 class VmProcesses:
@@ -34,13 +42,16 @@ class VmProcesses:
     def start(
         self, command: Sequence[str], variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start the agent as the leader of a session, with `variables` of its own. The caller writes `record`
-        to the folder."""
+        """Start the agent in a session of its own, with `variables` of its own. The caller writes `record` of
+        the returned process, the leader, to the folder. Raises `OSError`."""
+        if shutil.which(command[0]) is None:
+            raise FileNotFoundError(f"{command[0]}: no such program, or it cannot be executed")
+        marks = {_NAME: self._vm, _PLACE: _place(self._folder), vm_keeper.COMMAND: json.dumps(list(command))}
         with open(self._folder / "agent.log", "ab") as log:
             return subprocess.Popen(
-                command,
+                (sys.executable, "-I", "-S", vm_keeper.__file__),
                 cwd=self._folder,
-                env={**os.environ, **(variables or {}), _NAME: self._vm, _PLACE: _place(self._folder)},
+                env={**os.environ, **(variables or {}), **marks},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -55,30 +66,37 @@ class VmProcesses:
             return None
 
     def leader(self) -> psutil.Process | None:
-        """The living agent that `vm.json` names."""
+        """The living process that `vm.json` names."""
         found = self.recorded()
         if found is None or "pid" not in found:
             return None
         return _living(int(found["pid"]), float(found["started"]), found.get("boot"))
 
     def unrecorded_leader(self) -> int | None:
-        """The process id of an agent that was started but not recorded."""
+        """The process id of a leader that was started but not recorded."""
         return next((p.pid for p in self._tagged() if _session(p.pid) == p.pid), None)
 
     def members(self) -> list[psutil.Process]:
-        """All living processes of the VM: its session, and processes with its marks."""
+        """All living processes of the VM: its leader, those with its marks, and all below these."""
         leader = self.leader()
-        found = {} if leader is None else {leader.pid: leader}
-        children = [] if leader is None else _children(leader)
-        found |= {process.pid: process for process in (*children, *self._tagged())}
+        waiting = [*([] if leader is None else [leader]), *self._tagged()]
+        below, found = _by_parent(), dict[int, psutil.Process]()
+        while waiting:
+            process = waiting.pop()
+            if process.pid not in found:
+                found[process.pid] = process
+                waiting += below.get(process.pid, [])
         return list(found.values())
 
-    def signal(self, number: signal.Signals, *, to_leader: bool = True) -> None:
-        """Send a signal to all members, or to all except the agent."""
-        leader = self.leader()
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all members."""
         for process in self.members():
-            if to_leader or leader is None or process.pid != leader.pid:
-                _signal(process, number)
+            _signal(process, number)
+
+    def signal_trainers(self, number: signal.Signals) -> None:
+        """Send a signal to all members except the leader and the agent."""
+        for process in self._split()[1]:
+            _signal(process, number)
 
     def end(self) -> None:
         """Let the agent end, and kill what is left a moment later. Blocking."""
@@ -90,11 +108,31 @@ class VmProcesses:
         self.kill()
 
     def kill(self) -> None:
-        leader = self.leader()
-        if leader is not None and _session(leader.pid) == leader.pid:
-            kill_group(leader.pid)
-        for process in self.members():
+        """Kill all members. Blocking.
+
+        The leader and the agent are stopped, and killed last: what loses its parents is found below them.
+        """
+        for _ in range(_ROUNDS):
+            adopting, others = self._split()
+            for process in adopting:
+                _signal(process, signal.SIGSTOP)
+            for process in others:
+                _signal(process, signal.SIGKILL)
+            if not others:
+                break
+            _wait_dead(others)
+        for process in self._split()[0]:
             _signal(process, signal.SIGKILL)
+
+    def _split(self) -> tuple[list[psutil.Process], list[psutil.Process]]:
+        """(the leader and the agent, who lead the groups of the leader's session; all other members)."""
+        leader = (self.recorded() or {}).get("pid") or self.unrecorded_leader()
+        adopting: list[psutil.Process] = []
+        others: list[psutil.Process] = []
+        for process in self.members():
+            leads = _session(process.pid) == leader and _group(process.pid) == process.pid
+            (adopting if leads else others).append(process)
+        return adopting, others
 
     def _tagged(self) -> Iterator[psutil.Process]:
         """Processes with the marks; those of earlier versions have only the name."""
@@ -115,6 +153,30 @@ def processes_where(belongs: Callable[[psutil.Process], bool]) -> Iterator[psuti
                 yield process
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue  # gone meanwhile, or another user's: not ours
+
+
+def _by_parent() -> dict[int, list[psutil.Process]]:
+    """{process id: its children}, without zombies, of all processes of this machine."""
+    found: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.setdefault(process.ppid(), []).append(process)
+    return found
+
+
+def _wait_dead(processes: Sequence[psutil.Process]) -> None:
+    """Wait until these are dead, though perhaps not reaped, since their parents may be stopped; bounded."""
+    stop = time.monotonic() + _DEAD_S
+    while any(map(_lives, processes)) and time.monotonic() < stop:
+        time.sleep(_LOOK_S)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def kill_group(leader: int) -> None:
@@ -168,13 +230,6 @@ def _boot_id() -> str:
         return ""
 
 
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
 def _place(folder: Path) -> str:
     return str(folder.resolve())
 
@@ -182,6 +237,13 @@ def _place(folder: Path) -> str:
 def _session(pid: int) -> int | None:
     try:
         return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _group(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
     except ProcessLookupError:
         return None
 

@@ -136,7 +136,7 @@ class LocalProvider:
             self._kill_later(vm, deadline_s)
         else:
             number = signal.SIGSTOP if kind == "stop" else signal.SIGCONT
-            self._processes(vm).signal(number, to_leader=False)
+            self._processes(vm).signal_trainers(number)
 
     def close(self) -> None:
         """Cancel timers and let no watcher write any more; VMs live on."""

@@ -265,3 +265,70 @@ def test_a_vm_that_ended_leaves_its_logs_and_nothing_else(tmp_path: Path) -> Non
     cloud.provider.close()
     cloud.new_provider().close()
     assert {path.name for path in directory.iterdir()} == logs, "the next manager looks once more"
+
+
+# ---- processes that hide -----------------------------------------------------------------------------------
+
+# The agent's own `main`, whose trainer is a program that hides another: in a session of its own, without its
+# parents, its environment and all files.
+HIDING = """
+import asyncio, os, pathlib, sys
+from makara.worker.agent import agent
+
+def hide(folder):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 256)
+            os.execve(sys.executable, [sys.executable, "-S", "-c", HIDDEN, str(folder)], {})
+        os._exit(0)
+    os.wait()
+
+HIDDEN = '''import os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+(folder / "hidden.new").write_text(str(os.getpid()))
+(folder / "hidden.new").rename(folder / "hidden")
+time.sleep(600)'''
+
+async def run(self):
+    asyncio.get_running_loop().add_signal_handler(15, self._ended.set)
+    hide(pathlib.Path(sys.argv[1]).parent)
+    await self._ended.wait()
+
+agent.Agent.run = run
+agent.main()
+"""
+
+
+@pytest.fixture
+def hiding(cloud: Cloud) -> tuple[Cloud, psutil.Process, psutil.Process, psutil.Process]:
+    """A VM with a hidden process: its leader, its agent, and that."""
+    cloud.provider._command = (sys.executable, "-c", HIDING)
+    cloud.create("a")
+    file = cloud.folder / "a" / "hidden"
+    eventually(file.exists)
+    leader = psutil.Process(json.loads((cloud.folder / "a" / "vm.json").read_text())["pid"])
+    hidden = psutil.Process(int(file.read_text()))
+    assert "MAKARA_VM" not in hidden.environ()
+    assert os.getsid(hidden.pid) != leader.pid
+    return cloud, leader, leader.children()[0], hidden
+
+
+@pytest.mark.parametrize("end", ["release", "kill", "its leader", "its agent", "its leader, unobserved"])
+def test_no_process_outlives_its_vm_however_it_hides_and_the_vm_ends(
+    hiding: tuple[Cloud, psutil.Process, psutil.Process, psutil.Process], end: str
+) -> None:
+    cloud, leader, agent, hidden = hiding
+    match end:
+        case "release":
+            cloud.provider.release("a")
+        case "kill":
+            cloud.provider.inject("a", "kill")
+        case "its leader":
+            leader.kill()
+        case "its agent":
+            agent.kill()
+        case _:
+            cloud.provider.close()  # the manager is away
+            leader.kill()
+    eventually(lambda: gone([leader, agent, hidden]))

@@ -32,11 +32,13 @@ from ...protocol.messages import (
     StepMetrics,
     WorkerReport,
 )
+from ...protocol.vm_keeper import adopt_orphans, end_children
 from .backoff import Backoff
 from .bundles import BadBundle, SetupFailed, fetch_secrets, prepare_bundle
 from .connection import ManagerConnection, until_first
 from .devices import environment_of_device, find_devices
 from .ending import end_vm
+from .family import Orphans
 from .logs import BoundedLogs
 from .notices.watcher import watcher_of
 from .reports import as_beat, deaths_backlog, encode, last_words, metrics_backlog
@@ -253,6 +255,7 @@ class Agent:
     # ---- the watch -----------------------------------------------------------------------------------------
 
     async def _watch_trainers(self) -> None:
+        orphans = Orphans()
         while True:
             lease_s = self._orders.lease_s if self._orders else 60.0
             stood_still_s = await pause()
@@ -260,6 +263,7 @@ class Agent:
                 trainer.extend_lease(stood_still_s)
                 trainer.check_lease(lease_s)
                 trainer.sample()
+            orphans.reap()
             if self._orders is not None and self._orders.stacks > self._shown:
                 await self._show_stacks(self._orders.stacks)
 
@@ -327,4 +331,8 @@ def main() -> None:
         trust(boot)
     except (OSError, ValidationError, NotTrusted) as error:
         raise SystemExit(f"boot file {sys.argv[1]}: {error}") from error
-    asyncio.run(Agent(boot).run())
+    adopt_orphans()
+    try:
+        asyncio.run(Agent(boot).run())
+    finally:
+        end_children()  # of a trainer, which may have left its session and lost its parent
