@@ -54,7 +54,7 @@ class Vm:
     noted: Spent = Spent()  # what the newest attempt had cost for certain by `noted_at`
     noted_at: float | None = None  # None: no cost is noted
     existed: bool = False  # the provider has said that it has `attempt`, or had it
-    unwatched: bool = False  # ... which it had not, when there may have been no manager to see it
+    unwatched_s: float = 0.0  # for how long it may have been there while there was no manager to see it
     must_end_by: float | None = (
         None  # it ended itself by then, for want of a manager; None: it was seen since
     )

@@ -40,6 +40,7 @@ class Machine:
     parts: set[str] = field(default_factory=set)  # that stay when it is gone
     notice_at: float | None = None  # when it is taken, as the cloud has said
     failed: bool = False  # its creation has
+    taken_back: bool = False  # the cloud itself ended it
     off: bool = False  # it has shut itself down, and is billed
     paid: float = 0.0  # USD
     paid_until: float = 0.0
@@ -64,6 +65,7 @@ class Habits:
     fails_late: float = 0.0  # a creation is accepted, and fails minutes later
     never_joins: float = 0.0
     evicted: float = 0.0  # a VM, within an hour of its creation
+    evicted_early: float = 0.0  # ... about as soon as it could join
     release_fails: float = 0.0
     release_slow: float = 0.0
     parts_stay: float = 0.0
@@ -115,6 +117,8 @@ class LyingCloud:
         self.made = made
         self.ending = ending
         self.lies = True
+        self.lists_lag = True
+        self.broken_places: set[tuple[str, str]] = set()  # (provider, zone): each creation has no answer
         self.machines: list[Machine] = []
         self.prices: dict[Placement, float] = {}
         self.refused: set[str] = set()  # attempts that are to be refused, once each
@@ -173,7 +177,7 @@ class LyingCloud:
             attempt=attempt,
             id=f"{place.provider}-{len(self.machines)}",
             made_at=now,
-            seen_from=now + (rng.uniform(0.0, LAG_S) if self.lies and rng.random() < 0.5 else 0.0),
+            seen_from=now + (rng.uniform(0.0, LAG_S) if self._lags() and rng.random() < 0.5 else 0.0),
             price=self.price_of(place),
             on_demand=ON_DEMAND_PRICES[place.instance_type],
             joins_at=now + rng.uniform(30.0, 150.0) if joins else None,
@@ -182,14 +186,20 @@ class LyingCloud:
         self.machines.append(machine)
         if place.market is Market.SPOT and self.odds(self.habits.evicted):
             self.after(rng.uniform(5.0, 3600.0), lambda: self.evict(machine))
+        elif place.market is Market.SPOT and self.odds(self.habits.evicted_early):
+            self.after(rng.uniform(20.0, 160.0), lambda: self.evict(machine))
         self.changed()
         self.made(machine)
         return machine
+
+    def _lags(self) -> bool:
+        return self.lies and self.lists_lag
 
     def evict(self, machine: Machine) -> None:
         """The cloud takes a spot VM back: with notice if it runs, and at times without."""
         if not self.lies or machine.status not in (ResourceStatus.PENDING, ResourceStatus.RUNNING):
             return
+        machine.taken_back = True
         if machine.status is ResourceStatus.RUNNING and self.rng.random() < 0.5:
             machine.notice_at = self.clock() + (
                 120.0 if machine.attempt.placement.provider == "aws" else 30.0
@@ -206,7 +216,7 @@ class LyingCloud:
         slow = self.odds(self.habits.release_slow)
         takes_s = rng.uniform(60.0, 300.0) if slow else rng.uniform(0.5, 30.0)
         machine.status, machine.ends_at = ResourceStatus.ENDING, now + takes_s
-        machine.stale_until = now + (rng.uniform(0.0, 60.0) if self.lies else 0.0)
+        machine.stale_until = now + (rng.uniform(0.0, 60.0) if self._lags() else 0.0)
         self.after(takes_s, lambda: self._gone(machine))
         self.ending(machine)
 

@@ -94,6 +94,7 @@ class History:
         deaths: Deaths | None = None,
         habits: Habits | None = None,
         clock_steps: bool = True,
+        ends_alone: bool = False,
     ) -> None:
         self.rng = random.Random(f"{seed}: history")
         random.seed(f"{seed}: what the manager draws")
@@ -113,9 +114,12 @@ class History:
         self.tokens = TokenStore(home / "tokens.sqlite3", clock=self.loop.time)
         self.life: _Life | None = None
         self.absences: list[float] = []  # what the next deaths last, seconds; else drawn
+        self.away: list[tuple[float, float]] = []  # when there was no manager: from, until
         self.fault: Exception | None = None
         self.log: list[str] = []
         self._clock_steps = clock_steps
+        self._ends_alone = ends_alone  # VMs end themselves where they see no manager, or do not join
+        self._heard_at: dict[Machine, float] = {}
         self._main = asyncio.current_task()
         self._sequence = 0
         self._connections: dict[Machine, tuple[Service, FakeConnection]] = {}
@@ -171,6 +175,7 @@ class History:
                 task.cancel()
         absence_s = self.absences.pop(0) if self.absences else self.rng.choice((1.0, 20.0, 120.0))
         self.note(f"the manager is dead for {absence_s:g} s")
+        self.away.append((self.loop.time(), self.loop.time() + absence_s))
         self.loop.call_later(absence_s, self.begin)
 
     # ---- effects -------------------------------------------------------------------------------------------
@@ -242,6 +247,12 @@ class History:
         self.note(f"{machine.id} of {machine.attempt.name} exists")
         if machine.joins_at is not None:
             self.loop.call_at(machine.joins_at, self._beat, machine)
+        if self._ends_alone:
+            self.loop.call_later(TIMING.request_timeout_s, self._end_unjoined, machine)
+
+    def _end_unjoined(self, machine: Machine) -> None:
+        if machine not in self._heard_at:
+            self.cloud.end(machine)
 
     def _beat(self, machine: Machine) -> None:
         if machine.failed or machine.status not in (ResourceStatus.PENDING, ResourceStatus.RUNNING):
@@ -258,6 +269,14 @@ class History:
             else:
                 self._connect(service, machine)
                 self._watched_report(service, machine)
+                self._heard_at[machine] = self.loop.time()
+        leases = TIMING.leases
+        alone_s = self.loop.time() - self._heard_at.get(machine, self.loop.time())
+        if self._ends_alone and alone_s > leases.orphan_timeout_s + self.rng.uniform(
+            0.0, leases.orphan_save_s
+        ):
+            self.cloud.end(machine)
+            return
         self.loop.call_later(_BEAT_S, self._beat, machine)
 
     def _connect(self, service: Service, machine: Machine) -> None:
@@ -346,6 +365,10 @@ class History:
     async def wait(self, seconds: float) -> None:
         end_at = self.loop.time() + seconds
         await self.until(lambda: self.loop.time() >= end_at, seconds + 5.0, "time passes")
+
+    def unseen(self, at: float, shown_s: float) -> bool:
+        """Whether what happened then was shown for so long, and no manager was there to see it."""
+        return any(begin <= at < until and until >= at + shown_s for begin, until in self.away)
 
     def joined(self) -> int:
         return sum(vm.joined for vm in self.state.live_vms)

@@ -74,7 +74,8 @@ class LyingProvider:
             raise Throttled("RequestLimitExceeded")
         if cloud.does("not_allowed"):
             raise NotAllowed("UnauthorizedOperation")
-        if cloud.does("lost_undone"):
+        broken = (self.name, attempt.placement.zone) in cloud.broken_places
+        if broken or cloud.does("lost_undone"):
             raise ProviderError("connection reset")
         if cloud.does("lost_late"):
             cloud.after(cloud.rng.uniform(1.0, 30.0), lambda: self._take_effect(attempt))
@@ -228,6 +229,7 @@ class LyingProvider:
                 id=machine.id,
                 status=status,
                 shows_power=shows_power,
+                taken_back="Server.SpotInstanceTermination" if self._tells_why(machine) else "",
                 ran_s=ran_s if status is ResourceStatus.GONE else None,
             )
         ]
@@ -236,6 +238,9 @@ class LyingProvider:
             identity, ending = f"{machine.id}-{part}", ResourceStatus.ENDING
             found.append(Resource(vm=vm, attempt=number, id=identity, status=ending, kind=kind))
         return found
+
+    def _tells_why(self, machine: Machine) -> bool:
+        return self.name == "aws" and machine.taken_back and machine.status in _GONE
 
     # ---- the rest ------------------------------------------------------------------------------------------
 

@@ -158,10 +158,12 @@ class CostNoted(BaseFact):
 
 class ManagerAway(BaseFact):
     """There may have been no manager until now. `must_end`: {VM: when it has ended itself at the latest,
-    unless it is seen again}. VMs that no provider had shown may have been there unseen."""
+    unless it is seen again}. A VM that no provider had shown may have been there unseen, for `unwatched_s` at
+    most."""
 
     fact: Literal["manager_away"] = "manager_away"
     must_end: dict[str, float]
+    unwatched_s: float
 
 
 class VmSeen(BaseFact):

@@ -144,7 +144,7 @@ def _attempt_made(state: JobState, fact: AttemptMade) -> JobState:
             noted=Spent(),
             noted_at=None,
             existed=False,
-            unwatched=False,
+            unwatched_s=0.0,
             must_end_by=None,
             manager_url=fact.manager_url,
         )
@@ -207,7 +207,9 @@ def _not_released(state: JobState, fact: VmNotReleased) -> JobState:
 
 def _paid(state: JobState, vm: Vm, until: float, ran_s: float | None) -> JobState:
     """The VM costs nothing from then on; nothing at all if its cloud never had it."""
-    if not vm.existed and not vm.unwatched:
+    if not vm.existed:
+        ran_s = vm.unwatched_s
+    if not vm.existed and not vm.unwatched_s:
         return state
     spent = bill(vm, until) if ran_s is None else bill_for(vm, ran_s)
     if not spent.at_most:
@@ -229,7 +231,8 @@ def _manager_away(state: JobState, fact: ManagerAway) -> JobState:
         if must_end == math.inf and vm.existed:
             return vm
         by = min(must_end, math.inf if vm.must_end_by is None else vm.must_end_by)
-        return replace(vm, must_end_by=None if by == math.inf else by, unwatched=not vm.existed)
+        unwatched_s = 0.0 if vm.existed else vm.unwatched_s + fact.unwatched_s
+        return replace(vm, must_end_by=None if by == math.inf else by, unwatched_s=unwatched_s)
 
     return _with_each_counted(state, unseen)
 

@@ -19,6 +19,7 @@ from . import ending
 
 SPENT = "the budget pays for no more VMs"
 _ROUNDING = 1e-9
+_UNLISTED_S = 60.0  # what was created so shortly before a manager died may have been in no list
 
 
 def fault(context: Context, ceiling: float) -> str:
@@ -64,7 +65,10 @@ def _note_time(context: Context, since_s: float) -> None:
             vm.vm: told_until + (timing.unjoined_after_s if vm.joined_at is None else timing.end_reserve_s)
             for vm in ending
         }
-        context.fact(ManagerAway(at=context.now, must_end=must_end))
+        unwatched_s = (
+            timing.unjoined_after_s if since_s < 0.0 else min(since_s + _UNLISTED_S, timing.unjoined_after_s)
+        )
+        context.fact(ManagerAway(at=context.now, must_end=must_end, unwatched_s=unwatched_s))
     if since_s >= timing.note_every_s:
         context.fact(CostNoted(at=context.now))
 

@@ -309,7 +309,7 @@ class Renting:
             settled_at = (settled_at or self.clock()) if settled else None
             call = partial(provider.release, command.vm, self._num_attempts(job, command.vm))
             gone = await self.persist(job, command, call, ProviderError, wanted=lambda: True)
-            ran_s = await self._told(job, command, provider)
+            ran_s = await self._told(job, command, provider, gone=gone)
             if gone and settled:
                 return ran_s
             if settled_at is not None and self.clock() - settled_at > SLOW_RELEASE_S:
@@ -318,10 +318,12 @@ class Renting:
                 )
             await asyncio.sleep(next(waits))
 
-    async def _told(self, job: str, command: ReleaseVm, provider: Provider) -> float | None:
-        """Tell the job what the provider shows of a released VM whose cost depends on that."""
+    async def _told(self, job: str, command: ReleaseVm, provider: Provider, *, gone: bool) -> float | None:
+        """Tell the job what the provider shows of a released VM whose cost depends on that. Returns for how
+        long it existed, of one that is gone."""
         vm, attempts = self.state_of(job).leaving.get(command.vm), self._num_attempts(job, command.vm)
-        if vm is None or not is_unsure(vm):
+        is_billed = vm is not None and vm.attempt is not None and vm.attempt.placement.provider in CLOUDS
+        if vm is None or not is_billed or not (gone or is_unsure(vm)):
             return None
         call = partial(provider.look, command.vm, attempts)
         found = await self.persist(job, command, call, ProviderError, wanted=lambda: True)
