@@ -121,7 +121,8 @@ def _from_json(field: str, text: str) -> object:
 
 
 def check_providers(spec: JobSpec, service: Service, owner: str | None) -> None:
-    """Raise `JobSpecError` for providers that this manager does not have, or not for this owner's jobs."""
+    """Raise `JobSpecError` for providers that this manager does not have, or not for this owner's jobs; and
+    for an image that is not for them."""
     has = [name for name in service.providers if owner is None or name != "local"]
     known = ", ".join(has)
     faults = [
@@ -129,6 +130,11 @@ def check_providers(spec: JobSpec, service: Service, owner: str | None) -> None:
         for name in spec.resources.providers
         if name not in has
     ]
+    resources = spec.resources
+    if owner is not None and "azure" in resources.providers and resources.image_of("azure") is not None:
+        # An image's own programs are root, and a VM's identity may delete VMs, also those of other users.
+        message = "only administrators' jobs name an image on azure; leave it out, and the manager's is used"
+        faults.append(("resources.image", message))
     if faults:
         raise JobSpecError(faults)
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from checkpoints import JOB, published
 from core_script import RECIPE
-from in_service import Desk, desk
+from in_service import Desk, FakeProvider, desk
 from makara.checkpoint import open_store
 from makara.manager.api.app import create_app
 from makara.manager.config import ServerConfig
@@ -366,6 +366,20 @@ def test_a_job_for_local_vms_that_the_manager_has_not_names_the_field_and_the_op
             told = fields(answer)["resources.provider"]
             assert "this manager has no provider local; expected static" in told
             assert "makara server --local" in told
+
+    played(tmp_path, play)
+
+
+def test_only_an_administrators_job_names_an_image_where_root_may_delete_vms(tmp_path: Path) -> None:
+    wish = {"provider": "azure", "instance_type": "Standard_D2s_v5", "image": "ours", "max_nodes": 1}
+
+    async def play(it: Office) -> None:
+        it.here.service.providers["azure"] = FakeProvider()
+        told = {}
+        for who in ("bob", "admin"):
+            told[who] = fields(await it.submit(who, tmp_path / "stores" / "one", resources=wish))
+        assert "administrators" in told["bob"]["resources.image"]
+        assert "resources.image" not in told["admin"]  # it lacks an address that clouds can reach
 
     played(tmp_path, play)
 
