@@ -17,6 +17,7 @@ from core_script import RECIPE
 from in_service import Desk, FakeProvider, desk
 from makara.checkpoint import open_store
 from makara.manager.api.app import create_app
+from makara.manager.cli.machines.join import token_warnings
 from makara.manager.config import ServerConfig
 from makara.manager.home import ConfigError
 from makara.manager.places import check_places
@@ -398,3 +399,11 @@ def test_local_vms_that_may_exist_are_named_by_a_manager_without_them(tmp_path: 
                 check_places(CloudSettings(), states, local=False)
 
     asyncio.run(run())
+
+
+def test_a_machine_whose_user_holds_an_admin_token_is_warned_of(tmp_path: Path) -> None:
+    assert token_warnings(tmp_path) == []
+    for token in (tmp_path / "admin.token", tmp_path / "up" / "admin.token"):
+        token.parent.mkdir(exist_ok=True)
+        token.write_text("x.y")
+        assert str(token) in token_warnings(tmp_path)[-1]

@@ -33,7 +33,20 @@ def join(options: argparse.Namespace) -> NoReturn:
         if not 0 <= options.grace < math.inf:
             raise ConfigError(f"--grace: {options.grace:g} is no time; expected seconds, 0 or more")
         command += ["--grace", str(options.grace)]
+    for line in token_warnings(options.home):
+        print(line, file=sys.stderr, flush=True)
     os.execv(command[0], command)
+
+
+def token_warnings(home: Path) -> list[str]:
+    """What jobs' code, which runs as this user, could take from this user's `home`."""
+    tokens = [home / "admin.token", home / "up" / "admin.token"]
+    return [
+        f"warning: jobs' code runs as this user here, and can read {token}: whose jobs run here can become "
+        "its administrator. Run `makara join` as another user"
+        for token in tokens
+        if os.access(token, os.R_OK)
+    ]
 
 
 def _checked(url: str) -> str:
