@@ -13,6 +13,7 @@ from ..spec.placement import Offer
 from ..spec.start_source import StartSource
 from .alternatives import Alternative
 from .facts import RefusalKind, Resumption
+from .pools import Share
 
 
 class Event(Frozen):
@@ -32,9 +33,11 @@ class StopRequested(Event):
 
 
 class Tick(Event):
-    """Time has passed. `new_vms`: fresh unique VM ids that the core may use for requests."""
+    """Time has passed. `new_vms`: fresh unique VM ids that the core may use for requests. `share`: how many
+    VMs the job may have where others want them, too."""
 
     new_vms: tuple[str, ...] = ()
+    share: Share = Share()
 
 
 class ReportReceived(Event):

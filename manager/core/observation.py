@@ -44,6 +44,8 @@ def observe(state: JobState, observations: Observations, event: Event, timing: T
             )
         case Tick():
             observations = _pruned(state, _ticked(observations, event.now, timing))
+            if event.share != observations.share:
+                observations = replace(observations, share=event.share)
             return silence.judge(state, observations, event.now, timing)
         case ReportReceived() | ConnectionClosed():
             return _heard(state, observations, (event,), event.now, timing)

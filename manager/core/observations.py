@@ -10,6 +10,7 @@ from types import MappingProxyType
 from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
 from .events import GrowthComputed
+from .pools import Share
 from .state import Incarnation, empty_mapping
 from .strikes.ledger import Ledger
 from .timing import Timing
@@ -128,6 +129,8 @@ class Observations:
     paces: Mapping[Incarnation, StepPace] = field(
         default_factory=empty_mapping
     )  # of the open generation's workers
+    share: Share = field(default_factory=Share)  # how many VMs it may have where other jobs want them, too
+    needed_vms: int = 0  # without one of so many, no plan was found: none is given up for other jobs
     growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
     swept_at: float | None = None  # when the store was last looked through
     strikes: Ledger = field(default_factory=Ledger)

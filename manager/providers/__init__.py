@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from ...protocol.messages import BootConfig
 from ..spec.job_spec import Resources
@@ -101,6 +101,15 @@ class Ended(ProviderError):
     """The VM of this attempt has ended already, and is never created again.
 
     For a cloud that forgets VMs at once (Azure), only the process that saw the VM can raise this."""
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A provider that knows how many VMs it can have at a time."""
+
+    def capacity(self) -> int | None:
+        """How many; None: any number."""
+        ...
 
 
 class Provider(Protocol):

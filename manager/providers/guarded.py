@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ...protocol.messages import BootConfig
 from ..spec.job_spec import Resources
 from ..spec.placement import Attempt, Offer
-from . import Provider, ProviderError, Resource
+from . import Bounded, Provider, ProviderError, Resource
 
 log = logging.getLogger("makara.manager")
 
@@ -53,6 +53,11 @@ class Guarded:
     def offers(self, resources: Resources) -> Sequence[Offer]:
         with self._guarded("offers"):
             return self._provider.offers(resources)
+
+    def capacity(self) -> int | None:
+        """How many VMs it can have at a time; None: any number, or it does not know."""
+        with self._guarded("capacity"):
+            return self._provider.capacity() if isinstance(self._provider, Bounded) else None
 
     def console(self, vm: str, attempts: int = 1) -> str:
         with self._guarded(f"console of {vm}"):

@@ -116,6 +116,9 @@ class LocalProvider:
         except FileNotFoundError:
             return ""
 
+    def capacity(self) -> int | None:
+        return self._capacity
+
     def set_capacity(self, vms: int | None) -> None:
         """Set how many VMs may live at a time (None: any number). Living VMs stay."""
         self._capacity = vms

@@ -243,6 +243,17 @@ class MachinePool:
                     self._consoles.pop(lease.name, None)
             return list(self._leases.values())
 
+    def num_machines(self) -> int:
+        """How many machines run a VM, or could: those that are connected and are not to leave, and those that
+        are leased."""
+        with self._lock:
+            usable = {
+                machine
+                for machine, line in self._lines.items()
+                if line.report is not None and _stays(line.report)
+            }
+            return len(usable | {lease.machine for lease in self._held()})
+
     def console(self, vm: str) -> str:
         with self._lock:
             names = [lease.name for lease in self._leases.values() if lease.vm == vm]
@@ -315,7 +326,11 @@ class MachinePool:
 
 
 def _is_free(report: MachineReport) -> bool:
-    return report.lease is None and not report.unwiped and not report.leaving
+    return report.lease is None and _stays(report)
+
+
+def _stays(report: MachineReport) -> bool:
+    return not report.unwiped and not report.leaving
 
 
 def _has_left(report: MachineReport) -> bool:

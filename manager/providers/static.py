@@ -57,6 +57,9 @@ class StaticProvider:
         price = Price(hourly=0.0, ceiling=0.0, at=time.time(), source="your own machines")
         return [Offer(placement=Placement(provider="static", market=Market.ON_DEMAND), price=price)]
 
+    def capacity(self) -> int | None:
+        return self.pool.num_machines()
+
     def console(self, vm: str, attempts: int = 1) -> str:
         return self.pool.console(vm)
 

@@ -97,7 +97,7 @@ class JobLoops:
         async with job.lock:
             await self._decide_gathered(job)
             job.spent_s = 0.0
-            await self._decide_or_drop(job, Tick(now=self.clock(), new_vms=job.new_vms()))
+            await self._decide_or_drop(job, Tick(now=self.clock(), new_vms=job.new_vms(), share=job.share))
             job.next_tick = time.monotonic() + self._rest_s(job)
 
     async def _decide_or_drop(self, job: Job, event: Event) -> None:

@@ -13,6 +13,7 @@ from ...protocol.messages import Orders, Report, StepMetrics
 from ..core import Observations
 from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
+from ..core.pools import Share
 from ..core.state import JobState
 from ..core.strikes.ledger import Ledger
 from .believed_steps import Pace
@@ -66,6 +67,7 @@ class Job:
         self.strikes = Ledger()  # decisions that failed
         self.sequence = facts[-1].sequence if facts else 0
         self.observations = Observations()
+        self.share = Share()  # of pools of VMs that other jobs want, too
         self.reports: dict[str, Report] = {}
         self.not_understood: dict[str, str] = {}  # {VM: why its agent's messages cannot be read}
         self.connections: dict[str, Connection] = {}

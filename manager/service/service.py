@@ -50,6 +50,7 @@ from .store_access import at_source, open_for
 from .tokens import TokenStore
 from .views.job import JobView, job_view
 from .vms.offers import OffersWatch
+from .vms.sharing import share_pools
 from .vms.watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
@@ -344,7 +345,8 @@ class Service:
             self.tick()
 
     def tick(self) -> None:
-        """Give every job a tick, and publish changes."""
+        """Share out pools of VMs, give every job a tick, and publish changes."""
+        share_pools(self.active(), self.watches, self.timing, self.clock())
         for runtime in self._ticking():
             self._loops.tick(runtime)
         for runtime in self.jobs.values():

@@ -223,6 +223,7 @@ class JobSpec(JobSection):
     setup: Text | None = None
     envs: dict[Variable, Text] = Field(default_factory=dict)
     secrets: list[Variable] = Field(default_factory=list)  # names of environment variables of the submitter
+    priority: Annotated[int, Field(ge=0, le=100)] = 0  # of jobs that wait for the same VMs, higher ones first
     resources: Resources
     training: TrainingSpec
     parallelism: Annotated[Parallelism, BeforeValidator(lambda v: {} if v == "auto" else v)] = Parallelism()

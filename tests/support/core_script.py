@@ -20,6 +20,7 @@ from makara.manager.core.events import (
 )
 from makara.manager.core.facts import Fact, GenerationKind, GenerationPlanned, RefusalKind
 from makara.manager.core.fold import fold
+from makara.manager.core.pools import Share
 from makara.manager.core.state import JobState
 from makara.pipeline import Range, grid
 from makara.protocol.messages import (
@@ -85,6 +86,8 @@ class Script:
     workers: dict[str, WorkerReport] = field(default_factory=dict)
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
     releasing: bool = True
+    share: Share = field(default_factory=Share)
+    """Of pools of VMs that other jobs want, too."""
     halves: bool = False
     """Whether its plans have them; I and W of a section take 1.5 s each."""
     predicted_s: float | None = None
@@ -111,7 +114,7 @@ class Script:
         self.now += seconds
         ids = tuple(f"v{self._ids + n}" for n in range(4))
         self._ids += 4
-        return self.event(Tick(now=self.now, new_vms=ids))
+        return self.event(Tick(now=self.now, new_vms=ids, share=self.share))
 
     def report(self, *changes: WorkerReport, silent: tuple[str, ...] = ()) -> list[Fact]:
         """Every known worker's VM reports, with these workers as given; returns the facts that follow."""

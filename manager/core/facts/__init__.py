@@ -56,6 +56,7 @@ from .vms import (
     VmRequested,
     VmRiskChanged,
     VmSeen,
+    VmYielded,
 )
 from .vms import EndReason as EndReason
 from .vms import RefusalKind as RefusalKind
@@ -74,6 +75,7 @@ Fact = Annotated[
     | VmNoticeWithdrawn
     | VmRiskChanged
     | VmDrained
+    | VmYielded
     | VmEnded
     | VmGone
     | VmNotReleased

@@ -118,6 +118,16 @@ class VmDrained(BaseFact):
     vm: str
 
 
+class VmYielded(BaseFact):
+    """The VM is to hand over, since other jobs of its pool wait, or it has waited for others for too long.
+
+    `stays`: it is not to any more, since no plan does without it."""
+
+    fact: Literal["vm_yielded"] = "vm_yielded"
+    vm: str
+    stays: bool = False
+
+
 class VmEnded(BaseFact):
     fact: Literal["vm_ended"] = "vm_ended"
     vm: str

@@ -16,6 +16,7 @@ from ..facts import (
     VmNoticeWithdrawn,
     VmRequested,
     VmRiskChanged,
+    VmYielded,
 )
 from ..state import JobState, vm_of
 from ..strikes.ledger import JOB, forgive_on_progress, strike
@@ -70,6 +71,18 @@ def _drained(state: JobState, fact: VmDrained) -> JobState:
     if vm is None or not vm.joined:
         return state
     return state.with_vm(replace(vm, status=VmStatus.NOTICED, drained_at=fact.at))
+
+
+def _yielded(state: JobState, fact: VmYielded) -> JobState:
+    vm = state.vms.live.get(fact.vm)
+    if vm is None or not vm.joined:
+        return state
+    if not fact.stays:
+        return state.with_vm(replace(vm, status=VmStatus.NOTICED, drained_at=fact.at, yielded=True))
+    status = VmStatus.JOINED if vm.deadline is None else VmStatus.NOTICED
+    impossible = None if state.running else state.impossible
+    kept = replace(vm, status=status, drained_at=None, yielded=False)
+    return state.changed(impossible=impossible).with_vm(kept)
 
 
 def _risk_changed(state: JobState, fact: VmRiskChanged) -> JobState:
@@ -153,6 +166,7 @@ RULES: Mapping[type[Any], Callable[[JobState, Any], JobState]] = {
     VmNoticed: _noticed,
     VmNoticeWithdrawn: _withdrawn,
     VmDrained: _drained,
+    VmYielded: _yielded,
     VmRiskChanged: _risk_changed,
     VmEnded: _vm_ended,
 }

@@ -106,14 +106,18 @@ def release(context: Context) -> None:
         if vm.status is not VmStatus.NOTICED:
             continue
         if state.running and vm.vm not in needed:
-            before = "drained" if vm.deadline is None else "handed over before its notice ran out"
+            before = _why_drained(vm) if vm.deadline is None else "handed over before its notice ran out"
             context.end_vm(vm.vm, EndReason.RELEASED, before)
         elif vm.drained_at is not None and (
             (vm.vm not in needed and _holds_nothing(context, vm)) or _may_go(context, vm, vm.drained_at)
         ):
-            context.end_vm(vm.vm, EndReason.RELEASED, "drained")
+            context.end_vm(vm.vm, EndReason.RELEASED, _why_drained(vm))
         elif _is_in_the_way(context) and vm.vm not in needed and _holds_nothing(context, vm):
             context.end_vm(vm.vm, EndReason.RELEASED, "holds nothing, and its notice keeps others away")
+
+
+def _why_drained(vm: Vm) -> str:
+    return "given up for jobs that wait" if vm.yielded else "drained"
 
 
 def _is_in_the_way(context: Context) -> bool:

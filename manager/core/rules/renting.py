@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ...spec.resources import CLOUDS
+from ..claims import is_on_site
 from ..commands import RequestVm
 from ..context import Context
 from ..cost import price_of
@@ -31,7 +32,7 @@ from ..fold.renting import origin_of, place_of, strikes_of, vm_origin
 from ..offer_order import in_order, measured_speeds
 from ..strikes.table import Kind
 from ..vms import Vm, VmStatus
-from . import growth, spending, waiting
+from . import growth, sharing, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"
 
@@ -120,8 +121,9 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] |
     """The offer to take for one more VM, and its price; or why there is none. `rents`: also of clouds."""
     resources, faults = context.spec.resources, dict[str, None]()
     if not resources.clouds:
+        placement = Placement(provider=resources.providers[0])
         free = Price(hourly=0.0, ceiling=0.0, at=context.now, source="nobody bills")
-        return Offer(placement=Placement(provider=resources.providers[0]), price=free), free
+        return sharing.why_no_more(context, placement) or (Offer(placement=placement, price=free), free)
     if context.observations.offers is None:
         return "prices are not known yet"
     for offer in _ordered(context, context.observations.offers):
@@ -210,10 +212,15 @@ def _fault(context: Context, offer: Offer, price: Price | None) -> str:
     resources, placement = context.spec.resources, offer.placement
     if placement.provider not in resources.providers:
         return f"{placement.provider} is not in resources.provider"
+    others = sharing.why_no_more(context, placement)
+    if others:
+        return others
+    if placement.provider in CLOUDS and context.is_paused(Kind.SHORT):
+        return f"{context.strikes(Kind.SHORT).count} times fewer VMs than min_nodes came, and waited in vain"
     untried = _never_join(context, placement) or _on_trial(context, placement)
     if untried:
         return untried
-    if not _is_on_site(context, placement):
+    if not is_on_site(context.state, placement):
         return "no other place is asked while VMs of the job live in one"
     if placement.market is Market.ON_DEMAND and not _on_demand_allowed(context, placement):
         return _NOT_WANTED
@@ -226,19 +233,6 @@ def _fault(context: Context, offer: Offer, price: Price | None) -> str:
         what = f"{placement.instance_type} of {placement.provider}"
         return f"no price is known for {what}: resources.hourly_price says one"
     return spending.fault(context, price.ceiling)
-
-
-def _is_on_site(context: Context, placement: Placement) -> bool:
-    several_zones = len(context.spec.resources.zones_of(placement.provider)) > 1
-    for vm in context.state.live_vms:
-        if vm.attempt is None or vm.attempted_at is None:
-            continue
-        other = vm.attempt.placement
-        if (other.provider, other.region) != (placement.provider, placement.region):
-            return False
-        if other.zone != placement.zone and not several_zones:
-            return False
-    return True
 
 
 def _on_demand_allowed(context: Context, placement: Placement) -> bool:

@@ -33,6 +33,7 @@ class Kind(StrEnum):
     PROTOCOL = "protocol"
     REFUSED = "refused"
     REQUEST = "request"
+    SHORT = "short"
     SLOW = "slow"
     STALL = "stall"
     UNDECIDED = "undecided"
@@ -226,6 +227,14 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             num_free=1,
             together_s=60.0,  # as VMs that are lost together are one loss
             forgiven_by=frozenset({Progress.NEXT_STEP, Progress.PERSON}),
+        ),
+        Kind.SHORT: Row(
+            what="VMs of clouds, fewer than `min_nodes`, have waited for others for too much money",
+            follows="they save and are released; longer pauses before clouds are asked again",
+            first_s=300.0,
+            longest_s=14400.0,
+            forgiven_by=frozenset({Progress.NEXT_STEP}),
+            journalled=False,
         ),
         Kind.SLOW: Row(
             what="a worker is slower than its peers",

@@ -50,6 +50,8 @@ def _notice(vm: Vm) -> str:
         return ""
     if vm.deadline is not None:
         return vm.action or "notice"
+    if vm.yielded:
+        return "given up for jobs that wait"
     return "drained" if vm.drained_at is not None else "at risk" if vm.at_risk else ""
 
 

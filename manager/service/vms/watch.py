@@ -13,6 +13,7 @@ from ...core.events import Batch, Event, VmEndingSeen, VmListed, VmTerminated
 from ...core.state import JobState
 from ...core.vms import Vm
 from ...providers import (
+    Bounded,
     Partial,
     Provider,
     ProviderError,
@@ -60,11 +61,13 @@ class PollInterval:
 
 @dataclass(frozen=True, slots=True)
 class ListedVms:
-    """A provider's answer. `unknown`: VMs about which it said nothing; `trouble`: why, or empty."""
+    """A provider's answer. `unknown`: VMs about which it said nothing; `trouble`: why, or empty. `capacity`:
+    how many VMs it can have at a time, if that is bounded."""
 
     resources: list[Resource]
     unknown: Collection[str]
     trouble: str
+    capacity: int | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -86,6 +89,7 @@ class ProviderWatch:
 
     def __post_init__(self) -> None:
         self.closings = Closings()
+        self.capacity: int | None = None
         self._pace = PollInterval(self.every_s)
         self._missing: dict[str, int] = {}  # lists in a row without the VM
         self._expected: dict[str, int] = {}  # VMs that should be listed, unless they are gone; their attempts
@@ -131,6 +135,7 @@ class ProviderWatch:
             self._tell_trouble(str(error))
             return isinstance(error, Throttled)
         self._clear_trouble()
+        self.capacity = seen.capacity
         if seen.trouble:
             log.warning("cannot list all VMs: %s", seen.trouble)
             self._tell_trouble(seen.trouble)
@@ -193,7 +198,8 @@ class ProviderWatch:
         for vm in self._next_away({one.vm for one in listed if not one.shows_power}):
             found = self.provider.look(vm, self._away[vm])
             listed = [one for one in listed if one.vm != vm] + list(found)
-        return ListedVms(listed, unknown, trouble)
+        capacity = self.provider.capacity() if isinstance(self.provider, Bounded) else None
+        return ListedVms(listed, unknown, trouble, capacity)
 
     def _next_away(self, running: Collection[str]) -> list[str]:
         """A few of the VMs without a connection, those least often asked for first."""

@@ -1,0 +1,125 @@
+"""VMs that a job gives up: beyond its share of a pool that others want, or after too long a wait at a cost.
+
+A job that trains hands its VMs over by a planned change; if no plan does without them, it keeps them. One
+that waits for more VMs keeps those that it has for a while; then they save what they hold, and go. The share
+itself is computed by `core.pools`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ...spec.placement import Placement
+from ...spec.resources import CLOUDS
+from ..claims import kept_vms, pool_of_vm
+from ..context import Context
+from ..events import Tick
+from ..facts import EndReason, VmYielded
+from ..pools import pool_of
+from ..state import vms_of
+from ..strikes.table import Kind
+from ..vms import Vm
+
+_FOR_OTHERS = "for jobs of its pool that wait"
+
+
+def why_no_more(context: Context, placement: Placement) -> str:
+    """Why the job asks for no more VMs there; empty if its share allows more."""
+    pool, share = pool_of(placement), context.observations.share
+    most = share.most.get(pool)
+    if most is None or sum(pool_of_vm(vm) == pool for vm in kept_vms(context.state)) < most:
+        return ""
+    return share.why
+
+
+def give_up(context: Context) -> None:
+    """VMs beyond the share, and those of clouds that have waited too long for others."""
+    state = context.state
+    if not isinstance(context.event, Tick) or not state.active or context.isolated:
+        return
+    for pool, most in context.observations.share.most.items():
+        held = [vm for vm in kept_vms(state) if pool_of_vm(vm) == pool]
+        for vm in sorted(held, key=lambda vm: _is_used(context, vm))[: max(0, len(held) - most)]:
+            _give_up(context, vm)
+    if _has_cost_too_much(context):
+        context.strike(Kind.SHORT)
+        for vm in kept_vms(state):
+            if _is_of_a_cloud(vm):
+                _give_up(context, vm)
+
+
+def keep_needed(context: Context) -> bool:
+    """Keep what was to be given up for others, as no plan does without it; returns whether there was any."""
+    state = context.state
+    current = state.current
+    if current is None:
+        return False
+    needed = [vm for vm in state.live_vms if vm.yielded and vm.vm in vms_of(current)]
+    for vm in needed:
+        context.fact(VmYielded(at=context.now, vm=vm.vm, stays=True))
+    if needed:
+        context.note(needed_vms=len(vms_of(current)), planned_for=frozenset(), cause=None)
+    return bool(needed)
+
+
+def _is_used(context: Context, vm: Vm) -> tuple[bool, bool, int]:
+    """Those that are given up first come first: on their way, without work in the plan, the newest."""
+    current = context.state.current
+    return vm.joined, current is not None and vm.vm in vms_of(current), -vm.number
+
+
+def _give_up(context: Context, vm: Vm) -> None:
+    if not vm.joined:
+        context.end_vm(vm.vm, EndReason.RELEASED, _FOR_OTHERS)
+    elif _may_hand_over(context):
+        context.fact(VmYielded(at=context.now, vm=vm.vm))
+
+
+def _may_hand_over(context: Context) -> bool:
+    """Whether a plan that runs can be changed, or nothing has run for long."""
+    state, observations, timing = context.state, context.observations, context.timing
+    if state.current is not None:
+        return state.running and state.planned is None and observations.planning is None
+    return context.is_paused(Kind.SHORT) or context.elapsed_s(_waits_since(context)) > timing.keep_waiting_s
+
+
+def _waits_since(context: Context) -> float:
+    """Since when nothing runs though VMs are there."""
+    state = context.state
+    ended_at = state.history[-1].ended_at if state.history else None
+    joined_at = [vm.joined_at for vm in state.live_vms if vm.joined_at is not None]
+    return max([ended_at or 0.0, *joined_at])
+
+
+# ---- what waiting costs ------------------------------------------------------------------------------------
+
+
+def _waiting_on_clouds(context: Context) -> list[Vm]:
+    """VMs of clouds that have joined and wait for others, none of which is on its way."""
+    state = context.state
+    kept = kept_vms(state)
+    joined = [vm for vm in kept if vm.joined]
+    if state.current is not None or state.planned is not None:
+        return []
+    if len(joined) >= context.spec.resources.min_nodes or any(vm.id and not vm.joined for vm in kept):
+        return []
+    return [vm for vm in joined if _is_of_a_cloud(vm)]
+
+
+def _is_of_a_cloud(vm: Vm) -> bool:
+    return vm.attempt is not None and vm.attempt.placement.provider in CLOUDS
+
+
+def _has_cost_too_much(context: Context) -> bool:
+    """Whether these VMs have cost as much as `min_nodes` of them do in `keep_waiting_s`, or the others would
+    have come by now."""
+    ended_at = context.state.history[-1].ended_at if context.state.history else None
+    spent = most_hourly = 0.0  # USD, times 3600
+    newest_s = math.inf
+    for vm in _waiting_on_clouds(context):
+        waits_s = context.elapsed_s(max(ended_at or 0.0, vm.joined_at or 0.0))
+        hourly = vm.price.hourly if vm.price is not None else 0.0
+        spent += hourly * waits_s
+        most_hourly, newest_s = max(most_hourly, hourly), min(newest_s, waits_s)
+    allowed = most_hourly * context.spec.resources.min_nodes * context.timing.keep_waiting_s
+    return spent > allowed or math.inf > newest_s > context.timing.request_timeout_s
