@@ -13,7 +13,7 @@ from ..spec.placement import Offer
 from ..spec.start_source import StartSource
 from .alternatives import Alternative
 from .facts import RefusalKind, Resumption
-from .pools import Share
+from .pools.shares import Share
 
 
 class Event(Frozen):

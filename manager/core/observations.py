@@ -10,7 +10,7 @@ from types import MappingProxyType
 from ...protocol.messages import At, Report, WorkerReport
 from ..spec.placement import Offer
 from .events import GrowthComputed
-from .pools import Share
+from .pools.shares import Share
 from .state import Incarnation, empty_mapping
 from .strikes.ledger import Ledger
 from .timing import Timing

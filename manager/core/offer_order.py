@@ -49,7 +49,7 @@ def measured_speeds(state: JobState, observations: Observations) -> dict[str, fl
     """{instance type: how fast the job's VMs of that type train, as the sum over their workers}."""
     by_vm = defaultdict[str, list[float]](list)
     for incarnation, pace in observations.paces.items():
-        if pace.median > 0.0:
+        if pace.ratios and pace.median > 0.0:
             by_vm[vm_of(incarnation.worker)].append(1.0 / pace.median)
     by_type = defaultdict[str, list[float]](list)
     for name, speeds in by_vm.items():

@@ -18,9 +18,7 @@ class Timing:
     join_grace_s: float = 300.0  # ... but for so long after a manager began it is waited for all the same
     release_s: float = 120.0  # what the release of VMs may take; kept in reserve of a budget
     slowest_release_s: float = 3600.0  # ... and as long as one has been refused, but no longer than this
-    note_every_s: float = (
-        300.0  # while VMs are paid for, the journal tells at least so often that time passes
-    )
+    note_every_s: float = 300.0  # the journal tells so often that time passes, while VMs are paid for
     least_use_s: float = 600.0  # no VM is asked for that a budget cannot pay for so long
     console_s: float = 30.0  # what the last of those wrote is waited for before a person is asked
     unused_s: float = 600.0  # a VM of a cloud without work in the plan is a reserve for so long

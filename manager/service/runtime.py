@@ -13,7 +13,7 @@ from ...protocol.messages import Orders, Report, StepMetrics
 from ..core import Observations
 from ..core.events import ConnectionClosed, ReportReceived, VmTerminated
 from ..core.orders import OrderParts
-from ..core.pools import Share
+from ..core.pools.shares import Share
 from ..core.state import JobState
 from ..core.strikes.ledger import Ledger
 from .believed_steps import Pace

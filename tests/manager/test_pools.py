@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from makara.manager.core.pools import Claim, Share, Sharing, shares
+from makara.manager.core.pools.shares import Claim, Share, Sharing, shares
 from pool_history import Divide, PoolHistory, Violated
 
 POOL, CLOUD = "static", "aws/r/large"

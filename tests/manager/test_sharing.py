@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from core_script import Script
-from makara.manager.core.claims import claim_of, kept_vms
 from makara.manager.core.commands import ComputePlan, RequestVm
 from makara.manager.core.events import AttemptFailed, OffersSeen, VmTerminated
 from makara.manager.core.facts import EndReason, HoldChanged, RefusalKind, VmEnded, VmYielded
-from makara.manager.core.pools import Claim, Share
+from makara.manager.core.pools.claims import claim_of, kept_vms
+from makara.manager.core.pools.shares import Claim, Share
 from makara.manager.core.state import vm_of
 from makara.manager.core.strikes.table import Kind
 from makara.manager.spec.placement import Attempt

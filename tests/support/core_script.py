@@ -20,7 +20,7 @@ from makara.manager.core.events import (
 )
 from makara.manager.core.facts import Fact, GenerationKind, GenerationPlanned, RefusalKind
 from makara.manager.core.fold import fold
-from makara.manager.core.pools import Share
+from makara.manager.core.pools.shares import Share
 from makara.manager.core.state import JobState
 from makara.pipeline import Range, grid
 from makara.protocol.messages import (

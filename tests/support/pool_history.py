@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from makara.manager.core.pools import Claim, Share, shares
+from makara.manager.core.pools.shares import Claim, Share, shares
 
 OWN, OTHER, CLOUD = "static", "local", "aws/r/large"
 _GIVEN_BACK = 12  # ticks for which one that waits keeps what it has

@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from ...spec.placement import Attempt, Market, Offer, Placement, Price
 from ...spec.resources import CLOUDS
-from ..claims import is_on_site
 from ..commands import RequestVm
 from ..context import Context
 from ..cost import price_of
@@ -30,6 +29,7 @@ from ..facts import (
 )
 from ..fold.renting import origin_of, place_of, strikes_of, vm_origin
 from ..offer_order import in_order, measured_speeds
+from ..pools.claims import is_on_site
 from ..strikes.table import Kind
 from ..vms import Vm, VmStatus
 from . import growth, sharing, spending, waiting

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ...core import Timing
-from ...core.claims import claim_of
-from ...core.pools import Claim, Share, shares
+from ...core.pools.claims import claim_of
+from ...core.pools.shares import Claim, Share, shares
 from ..runtime import Job
 from .watch import ProviderWatch
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..spec.placement import Market, Placement
-from ..spec.resources import CLOUDS
-from .facts import RefusalKind
-from .fold.renting import place_of, strikes_of
-from .observations import Observations
-from .pools import Claim, pool_of
-from .state import JobState, wanted_vms
-from .strikes.table import Kind
-from .timing import Timing
-from .vms import Vm, VmStatus
+from ...spec.placement import Market, Placement
+from ...spec.resources import CLOUDS
+from ..facts import RefusalKind
+from ..fold.renting import place_of, strikes_of
+from ..observations import Observations
+from ..state import JobState, wanted_vms
+from ..strikes.table import Kind
+from ..timing import Timing
+from ..vms import Vm, VmStatus
+from .shares import Claim, pool_of
 
 _FULL = (RefusalKind.NO_CAPACITY, RefusalKind.QUOTA)
 

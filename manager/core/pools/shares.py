@@ -26,9 +26,9 @@ from itertools import groupby
 
 from pydantic import Field
 
-from ..spec.frozen import Frozen
-from ..spec.placement import Placement
-from ..spec.resources import CLOUDS
+from ...spec.frozen import Frozen
+from ...spec.placement import Placement
+from ...spec.resources import CLOUDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

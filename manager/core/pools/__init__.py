@@ -1,0 +1,1 @@
+"""How VMs that several jobs want are shared among them: what each claims, and its share."""
