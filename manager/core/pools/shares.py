@@ -202,7 +202,7 @@ class Sharing:
         )
         needs = f"it needs {claim.least} VMs (resources.min_nodes)"
         if before:
-            return f"{needs}, and {before} job{'s' if before > 1 else ''} before it in the queue wait, too"
+            return f"{needs}, and comes after {before} in the queue of {' and '.join(claim.pools)}"
         return f"{needs}, and is the first in the queue of {' and '.join(claim.pools)}: too few are free"
 
 
