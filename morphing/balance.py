@@ -4,6 +4,7 @@ micro-batches among replicas so that slow and fast ones end together."""
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
@@ -108,9 +109,14 @@ def split_micro_batches(num_micro_batches: int, paces: Sequence[tuple[int, int]]
     """
     if not 1 <= len(paces) <= num_micro_batches:
         raise ValueError(f"{len(paces)} replicas for {num_micro_batches} micro-batches")
-    slowest_ns = max(fixed_ns + num_micro_batches * each_ns for fixed_ns, each_ns in paces)
-    ends_ns = least(slowest_ns, lambda ns: sum(_done_by(ns, paces)) >= num_micro_batches)
-    shares = _done_by(ends_ns, paces)
+    alike = Counter(paces)
+    slowest_ns = max(fixed_ns + num_micro_batches * each_ns for fixed_ns, each_ns in alike)
+
+    def num_done(end_ns: int) -> int:
+        return sum(count * _done_by(end_ns, pace) for pace, count in alike.items())
+
+    ends_ns = least(slowest_ns, lambda ns: num_done(ns) >= num_micro_batches)
+    shares = [_done_by(ends_ns, pace) for pace in paces]
     extra = sum(shares) - num_micro_batches
     for number in reversed(range(len(paces))):  # replicas that end exactly then can do one less
         fixed_ns, each_ns = paces[number]
@@ -136,5 +142,6 @@ def least(enough: int, suffices: Callable[[int], bool], precision: int = 1) -> i
     return enough
 
 
-def _done_by(end_ns: int, paces: Sequence[tuple[int, int]]) -> list[int]:
-    return [max(1, (end_ns - fixed_ns) // each_ns) for fixed_ns, each_ns in paces]
+def _done_by(end_ns: int, pace: tuple[int, int]) -> int:
+    fixed_ns, each_ns = pace
+    return max(1, (end_ns - fixed_ns) // each_ns)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ..pipeline import Plan, Schedule, grid
 from .copies import copies_in_grid, demands
 from .infeasible import degrees_impossible, nothing_fits
+from .packing import Work
 from .placement import Slot
 from .request import Candidate, Choice, Infeasible, Request
 from .search_space import Option, Options, megabytes
@@ -22,6 +23,11 @@ _SURELY_AS_FAST = 1.05  # a plan that one death sends back to a checkpoint must 
 # deaths cost: predictions are wrong by up to 3 % each (docs/predictions.md), the rate of deaths is a guess
 _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); a window of P would not absorb jitter
 _TRIES = 3  # stop trying other D for a P after this many in a row that are not better
+# What a sweep spends at most beyond its first simulation, so that an answer for any number of workers takes
+# less than 2 s. A count, not a time: every machine finds the same.
+_ARRANGED = 500_000  # workers in places, where some are slow: 2 us each
+_SIMULATED = 700_000  # micro-batches, and 4 for each worker of a plan: 1.5 us each
+_NOT_LOOKED_INTO = "shapes with lower bounds took all the work that a choice may take"
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
 
 
@@ -102,13 +108,16 @@ class _Sweep:
         self._looked_at = looked_at
         self._best: _Found | None = None
         self._num_vms = len({slot.vm for slot in options.request.workers})
+        self._arranging, self._simulating = Work(_ARRANGED), Work(_SIMULATED)
+        self._above: dict[tuple[bool, bool], float] = {}
+        """By kind of backwards: what the last simulation took, for each second of its bound."""
 
     def fastest(self) -> _Found | None:
         """Try every P with its most promising D, then other D where they may be faster."""
         options, fitting = self.options, list[Option]()
         first = [(depth, replicas) for depth in options.depths for replicas in options.replicas(depth)]
-        for shape in first:
-            for found in options.of(*shape):
+        for shape in sorted(first, key=lambda shape: (options.least_s(*shape), shape)):
+            for found in self._looked_into(*shape, noted=True):
                 if isinstance(found, Candidate):
                     self._looked_at.append(found)
                 else:
@@ -119,10 +128,20 @@ class _Sweep:
             for _, depth, replicas in sorted(self._others()):
                 if (depth, replicas) not in first and in_vain.get(depth, 0) < _TRIES:
                     before = self._best
-                    found = options.of(depth, replicas)
+                    found = self._looked_into(depth, replicas)
                     self._play_all([option for option in found if isinstance(option, Option)])
                     in_vain[depth] = 0 if self._best is not before else in_vain.get(depth, 0) + 1
         return self._best
+
+    def _looked_into(self, depth: int, replicas: int, *, noted: bool = False) -> Sequence[Option | Candidate]:
+        """The options of a shape, unless the work is used up; `noted`: then a candidate says so."""
+        if not self._arranging.is_used_up or not self.options.mixed(depth * replicas):
+            found = self.options.of(depth, replicas)
+            placed = (one for one in found if isinstance(one, Option) and one.arranged is not None)
+            self._arranging.take(sum(one.candidate.used for one in placed))
+            return found
+        row = Candidate(depth, replicas, recompute=False, rejected=_NOT_LOOKED_INTO)
+        return [row] if noted else []
 
     def narrowed(self, best: _Found) -> _Found:
         """The same shape with a narrower window, which needs less memory, if it is as fast."""
@@ -188,23 +207,39 @@ class _Sweep:
                     yield cost_s, depth, replicas
 
     def _play_all(self, options: Iterable[Option], *, noted: bool = False) -> None:
-        """Simulate the options in the order of their bounds; `noted`: record those not simulated as well."""
-        for option in sorted(options, key=self._least_cost_s):
-            if (
-                self._best is not None
-                and self._least_cost_s(option) > self.cost_s(self._best.candidate) * _ROUNDING
-            ):
-                if noted:
-                    why = f"its work alone takes {option.least_s:.3g} s"
-                    why += f", the best plan {self._best.predicted_s:.3g} s"
-                    self._looked_at.append(replace(option.candidate, rejected=why))
-                continue
+        """Simulate the options, the most promising first; `noted`: record those not simulated as well."""
+        left = [(self._least_cost_s(option), option) for option in options]
+        while left:
+            place = min(range(len(left)), key=lambda place: self._expected_s(*left[place]))
+            least_s, option = left.pop(place)
+            if self._best is not None:
+                why = self._passed_over(option, least_s, self._best)
+                if why is not None:
+                    if noted:
+                        self._looked_at.append(replace(option.candidate, rejected=why))
+                    continue
             found = self._play(option, option.candidate.window)
             self._looked_at.append(found.candidate)
+            self._above[_kind(option)] = found.predicted_s / option.least_s
             if found.candidate.rejected is None and (
                 self._best is None or self._rank(found) < self._rank(self._best)
             ):
                 self._best = found
+
+    def _expected_s(self, least_s: float, option: Option) -> float:
+        """Its bound, times how far above its own the last option of its kind was: where memory lets few
+        micro-batches be in flight, bounds are low."""
+        return least_s * self._above.get(_kind(option), 1.0)
+
+    def _passed_over(self, option: Option, least_s: float, best: _Found) -> str | None:
+        """Why the option is not simulated; None: it is."""
+        if least_s > self.cost_s(best.candidate) * _ROUNDING:
+            why = f"its work alone takes {option.least_s:.3g} s"
+            return f"{why}, the best plan {best.predicted_s:.3g} s"
+        deals = 1 if option.arranged is None else len(option.arranged.deals)
+        if not self._simulating.take(deals * (4 * option.candidate.used + self._request.num_micro_batches)):
+            return _NOT_LOOKED_INTO
+        return None
 
     def _play(self, option: Option, window: int | None) -> _Found:
         """Simulate an option, with the fastest split of its micro-batches."""
@@ -274,6 +309,10 @@ class _Sweep:
         if self.options.apart and roster.fastest == roster.slowdown(used) == 1.0:
             return None
         return self.options.placed(used, option.split, keeping=False)
+
+
+def _kind(option: Option) -> tuple[bool, bool]:
+    return option.candidate.recompute, option.candidate.halves
 
 
 def _order(row: Candidate) -> tuple[int, int, bool, bool, bool, int]:

@@ -26,7 +26,14 @@ from .stages import WHOLE, Mode, stage_table
 
 def copies_of(plan: Plan, vm_of: Sequence[str]) -> int:
     """The least number of VMs that host a section of the plan; `vm_of`: the VM of each rank."""
-    return min(len({vm_of[rank] for rank in plan.hosts(section)}) for section in range(plan.num_sections))
+    by_span: dict[Range, set[str]] = {}
+    for span, vm in zip(plan.ranges, vm_of, strict=True):
+        by_span.setdefault(span, set()).add(vm)
+    hosts = [set[str]() for _ in range(plan.num_sections)]
+    for span, vms in by_span.items():
+        for section in span.sections:
+            hosts[section] |= vms
+    return min(map(len, hosts))
 
 
 def copies_in(choice: Choice, slots: Iterable[Slot]) -> int:

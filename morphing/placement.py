@@ -110,6 +110,8 @@ def _filled(
     slots: Sequence[Slot], ranks: Sequence[int], holding: Mapping[str, Range], inside: _Inside
 ) -> dict[int, Slot]:
     """Fill the given ranks with workers, one VM after another."""
+    if not holding and len({slot.vm for slot in slots}) == len(slots):
+        return dict(zip(ranks, slots, strict=True))  # nothing is kept, and nothing lies together
     by_vm: dict[str, list[Slot]] = {}
     for slot in slots:
         by_vm.setdefault(slot.vm, []).append(slot)

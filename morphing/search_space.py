@@ -87,7 +87,7 @@ class Options:
         largest = min(len(self.roster) // depth, self.request.num_micro_batches)
         if largest < self.copies:
             return [largest]  # to be rejected
-        if self._mixed(depth * largest):
+        if self.mixed(depth * largest):
             fast = min(self.roster.num_fast // depth, largest)
             return sorted(
                 {largest, max(self._useful(fast), self.copies if self.copies > 1 else 0)} - {0}, reverse=True
@@ -119,7 +119,7 @@ class Options:
     def of(self, depth: int, replicas: int) -> list[Option | Candidate]:
         """The options of a shape, and candidates rejected because they do not fit."""
         found: list[Option | Candidate] = []
-        copies = min(replicas, most_copies(self.request.workers, depth))
+        copies = min(replicas, most_copies(self.request.workers, depth)) if self.copies > 1 else 1
         if copies < self.copies:
             row = Candidate(depth, replicas, self._recompute[0], self.on_host)
             return [replace(row, rejected=too_few(copies, self.copies))]
@@ -131,6 +131,10 @@ class Options:
             if unbounded and self.request.recompute == "auto":
                 break  # memory bounds nothing, so recomputation could only be slower
         return found
+
+    def least_s(self, depth: int, replicas: int) -> float:
+        """A lower bound of a step of the shape, as if no worker were slow; infinite if no option fits."""
+        return self._least_s(depth, replicas)[1]
 
     def _may_split(self, depth: int, recompute: bool) -> bool:
         """Whether a shape's backwards may be halves. Nobody waits for the I of a pipeline of one stage."""
@@ -163,7 +167,7 @@ class Options:
         fullest = -(-self.request.num_micro_batches // replicas)
         return -(-self.request.num_micro_batches // fullest)
 
-    def _mixed(self, count: int) -> bool:
+    def mixed(self, count: int) -> bool:
         """Whether the first `count` workers have different speeds."""
         return count > self.roster.num_fast
 
@@ -177,7 +181,7 @@ class Options:
                 return []
             why = f"no split into {depth} stages fits into {megabytes(self.capacity(count))}"
             return [replace(candidate, rejected=why)]
-        if not self._mixed(count):
+        if not self.mixed(count):
             return [self._alike(candidate, shape)]
         found: list[Option | Candidate] = [self._arranged(candidate, shape.split)]
         if count - self.roster.num_fast <= replicas and depth > 1:

@@ -133,11 +133,13 @@ def templates(
         place = num_vms * devices_per_vm * (num + 1)
         if fronts.number[place]:
             stages = _stages(labels, int(fronts.first[place]))
-            best[num_vms] = Template(num_vms, stages, _lines(stages, devices_per_vm, costs, cuts))
+            template = template_of(table, stages, devices_per_vm, capacity_bytes, mode)
+            assert template is not None, "its stages fit"
+            best[num_vms] = template
     return best
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)  # for most numbers of micro-batches the same are best
 def template_of(
     table: StageTable,
     stages: tuple[TemplateStage, ...],
@@ -222,6 +224,7 @@ def _times_ns(table: StageTable, start: int, stop: int, mode: Mode) -> tuple[int
     return work, work if start == 0 else through
 
 
+@lru_cache(maxsize=16)
 def cut_costs(calibration: Calibration) -> CutCosts:
     """What `fill` needs of each cut; see there. Message sizes are those of a single micro-batch."""
 

@@ -2,23 +2,27 @@
 
 Pipelines end together as nearly as whole micro-batches allow. For each number of pipelines the best multiset
 of templates is found exactly, under the templates' cost: by bisection of the time, with a knapsack of what
-pipelines of together so many VMs do in that time. (Oobleck enumerates all multisets.)
+pipelines of together so many VMs do in that time (`packing`). (Oobleck enumerates all multisets.) The numbers
+of pipelines are tried in the order of a bound, as shapes of grids are (decision 120).
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy
+from functools import cache, lru_cache
 
 from ..pipeline import Hop, Path, Plan, Schedule, dealt
 from .balance import least
+from .packing import Paces, Packing, Work
 from .stages import WHOLE, Mode, StageTable
 from .templates import Template, TemplateStage, templates
+
+_STEPS = 64  # times between the least and the most for which bounds are known
+_LESS = 0.5  # bounds are of floats, micro-batches are whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,25 @@ def pool(
 ) -> Mapping[int, Sequence[Template]]:
     """{number of VMs: templates, each the best for some likely share of N micro-batches}.
 
-    Those shares are N, a half of it, a quarter, ..., whatever the number of VMs; so clusters of about the
-    same size have the same templates, which are cached.
+    Those shares are N, a half of it, a quarter, ..., down to what each of as many pipelines as VMs has; so
+    clusters of about the same size have the same templates, which are cached. A pipeline has no more VMs than
+    sections, so of many VMs the largest shares are left out: no pipeline would have them.
     """
     found: dict[int, dict[Template, None]] = {}
-    about = 1 << (num_vms - 1).bit_length()
-    for parts in range(about.bit_length()):
+    widest = _power_above(min(num_vms, table.num_sections))
+    most_parts = _power_above(num_vms)
+    for parts in range((most_parts // widest).bit_length() - 1, most_parts.bit_length()):
         share = max(1, num_micro_batches >> parts)
-        best = _templates(table, share, about, devices_per_vm, capacity_bytes, mode)
+        best = _templates(table, share, widest, devices_per_vm, capacity_bytes, mode)
         for size, template in best.items():
             if size <= num_vms:
                 found.setdefault(size, {})[template] = None
     return {size: tuple(each) for size, each in sorted(found.items())}
+
+
+def _power_above(number: int) -> int:
+    """The least power of two that is no smaller."""
+    return 1 << (number - 1).bit_length()
 
 
 _templates = lru_cache(maxsize=64)(templates)
@@ -76,55 +87,112 @@ def combinations(
     most_ns: int | None = None,
     precision_ns: int = 1,
     beside: Sequence[Template] = (),
+    *,
+    counts: int | None = None,
+    ends_ns: Callable[[int], float] = lambda _: 0.0,
+    work: Work | None = None,
 ) -> Iterator[Combination]:
-    """For each number of pipelines the combination on at most `num_vms` VMs that takes least.
+    """For each number of pipelines the combination on at most `num_vms` VMs that takes least, the most
+    promising numbers first.
 
     `most_ns`: numbers of pipelines of which none takes so little are left out. `precision_ns`: less than so
     much may a combination take longer than the best. `beside`: pipelines that take a part of the
-    micro-batches on other VMs; they come first in every combination.
+    micro-batches on other VMs; they come first in every combination. `counts`: at most so many numbers are
+    tried; None: all. `ends_ns`: about what follows the last backward of a number of pipelines; it decides
+    which are promising. `work`: the search ends where it is used up.
     """
     if not choices:
         return
     slowest = max(one.time_ns(num_micro_batches) for each in choices.values() for one in each)
     most_ns = slowest if most_ns is None else min(most_ns, slowest)
-    counts = min(num_vms // min(choices), num_micro_batches - len(beside))
-    search = _Search(_Paces(choices), num_vms, num_micro_batches, beside)
-    packed = search.packed(most_ns, counts)
-    for count in range(1, counts + 1):
-        if search.suffices(packed, count, most_ns):
-            yield search.best(count, most_ns, precision_ns)
+    search = _Search(Paces(choices), num_vms, num_micro_batches, beside, work or Work())
+    surely_ns = search.surely_ns(most_ns)
+    numbers = sorted(surely_ns, key=lambda count: (surely_ns[count] + ends_ns(len(beside) + count), count))
+    for count in numbers[:counts]:
+        found = search.best(count, surely_ns[count], most_ns, precision_ns)
+        if found is not None:
+            yield found
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
     """For combinations of the templates of `paces`; the rest as in `combinations`."""
 
-    paces: _Paces
+    paces: Paces
     num_vms: int
     num_micro_batches: int
     beside: Sequence[Template]
+    work: Work
 
-    def packed(self, time_ns: int, counts: int) -> _Packed:
-        return _Packed(self.paces.done_by(time_ns, self.num_micro_batches), self.num_vms, counts)
+    def surely_ns(self, most_ns: int) -> Mapping[int, int]:
+        """{number of pipelines: what they surely take}, of those that may take `most_ns` at most.
 
-    def suffices(self, packed: _Packed, count: int, time_ns: int) -> bool:
-        """Whether `count` pipelines and those beside do all micro-batches in the time, each at least one."""
-        most, num = packed.most(count), self.num_micro_batches
-        return most > 0 and most + sum(_each_done(self.beside, time_ns, num)) >= num
+        Found for all numbers at once, to a few thousandths where the least is near `most_ns`.
+        """
+        counts = min(self.num_vms // min(self.paces.choices), self.num_micro_batches - len(self.beside))
+        found: dict[int, int] = {}
+        if counts < 1:
+            return found
+        least_ns = least(most_ns, lambda ns: bool(self._sufficient(ns, counts)), 1 + most_ns // _STEPS)
+        times_ns = sorted({most_ns - (most_ns - least_ns) * part // _STEPS for part in range(_STEPS + 1)})
+        before_ns = 1
+        for time_ns in times_ns:
+            for count in self._sufficient(time_ns, counts):
+                found.setdefault(count, before_ns)
+            before_ns = time_ns
+        return found
 
-    def best(self, count: int, enough_ns: int, precision_ns: int) -> Combination:
-        """`enough_ns`: is known to suffice."""
+    def _sufficient(self, time_ns: int, counts: int) -> Sequence[int]:
+        """The numbers of pipelines up to `counts` of which no bound says that the time does not suffice."""
+        done = self._packing(time_ns).at_most(counts)
+        return [1 + place for place in (done >= self._left(time_ns) - _LESS).nonzero()[0].tolist()]
+
+    def best(self, count: int, surely_ns: int, most_ns: int, precision_ns: int) -> Combination | None:
+        """`surely_ns`: none is faster. Returns None where it takes longer than `most_ns`, or the work is used
+        up."""
+        base_ns, slack_ns = surely_ns, 0
+        while not self._suffices(count, base_ns + slack_ns):
+            if base_ns + slack_ns >= most_ns or self.work.is_used_up:
+                return None
+            base_ns, slack_ns = base_ns + slack_ns, max(precision_ns, 2 * slack_ns)
+            slack_ns = min(slack_ns, most_ns - base_ns)
+        if slack_ns > precision_ns:
+            slack_ns = least(slack_ns, lambda ns: self._suffices(count, base_ns + ns), precision_ns)
+        return self._combination(count, base_ns + slack_ns)
+
+    def _combination(self, count: int, time_ns: int) -> Combination:
         num = self.num_micro_batches
-        time_ns = least(enough_ns, lambda ns: self.suffices(self.packed(ns, count), count, ns), precision_ns)
-        members = self.packed(time_ns, count).members(count)
+        members = self._packing(time_ns).members(count)
         members.sort(key=lambda one: (-one[1].num_vms, -one[0]))
         taken = [*self.beside, *(template for _, template in members)]
         done = [*_each_done(self.beside, time_ns, num), *(done for done, _ in members)]
         shares = _trimmed(done, taken, num)
-        for place in range(len(self.beside), len(taken)):  # alike in the time of the slowest pipeline
-            size, share = taken[place].num_vms, shares[place]
-            taken[place] = min(self.paces.choices[size], key=lambda one: one.time_ns(share))
+
+        @cache
+        def fastest(size: int, share: int) -> Template:  # of those alike in the time of the slowest pipeline
+            return min(self.paces.choices[size], key=lambda one: one.time_ns(share))
+
+        for place in range(len(self.beside), len(taken)):
+            taken[place] = fastest(taken[place].num_vms, shares[place])
         return Combination(tuple(taken), shares)
+
+    def _suffices(self, count: int, time_ns: int) -> bool:
+        """Whether `count` pipelines and those beside do all micro-batches in the time, each at least one.
+
+        Where the work is used up: False, unless it is known.
+        """
+        packing, left = self._packing(time_ns), self._left(time_ns)
+        if packing.at_most(count)[-1] < left - _LESS or not self.work.take(packing.cells(count)):
+            return False
+        most = packing.most(count)
+        return most is not None and most >= left
+
+    def _left(self, time_ns: int) -> int:
+        """Micro-batches that those beside do not do in the time."""
+        return self.num_micro_batches - sum(_each_done(self.beside, time_ns, self.num_micro_batches))
+
+    def _packing(self, time_ns: int) -> Packing:
+        return Packing(self.paces.done_by(time_ns, self.num_micro_batches), self.num_vms)
 
 
 def _each_done(templates: Sequence[Template], time_ns: int, num_micro_batches: int) -> list[int]:
@@ -140,84 +208,22 @@ def shared(members: Sequence[Template], num_micro_batches: int) -> Combination:
     return Combination(tuple(members), _trimmed(done, members, num_micro_batches))
 
 
-_Done = Mapping[int, tuple[int, Template]]
-"""{number of VMs: (most micro-batches that a pipeline of so many does in some time, by this template)}."""
-
-
-class _Paces:
-    """What templates do in a time, all of them at once: for hundreds of VMs there are thousands of bounds."""
-
-    def __init__(self, choices: Mapping[int, Sequence[Template]]) -> None:
-        """`choices`: {number of VMs: templates}."""
-        self.choices = choices
-        self._templates = [one for each in choices.values() for one in each]
-        self._lines = numpy.array(list(itertools.chain.from_iterable(t.lines for t in self._templates))).T
-        lengths = numpy.array([len(one.lines) for one in self._templates])
-        self._firsts = numpy.concatenate([[0], numpy.cumsum(lengths)[:-1]])
-
-    def done_by(self, time_ns: int, most: int) -> _Done:
-        """Of each number of VMs the template that does most, at most `most`; without those that do none."""
-        fixed_ns, each_ns, width, together = self._lines
-        # As `_Line.done_by`. Room for more than `most` at once makes no difference, and products stay small.
-        by_line = ((time_ns - fixed_ns + 1) * numpy.minimum(together, most) - 1) // each_ns * width
-        numbers = numpy.minimum(numpy.minimum.reduceat(by_line, self._firsts), most)
-        found: dict[int, tuple[int, Template]] = {}
-        for number, template in zip(numbers.tolist(), self._templates, strict=True):
-            if number > found.get(template.num_vms, _NOTHING)[0]:
-                found[template.num_vms] = number, template
-        return found
-
-
-_NOTHING = 0, None
-
-
-_IMPOSSIBLE = -(1 << 40)
-
-
-class _Packed:
-    """What up to `counts` pipelines on at most `num_vms` VMs do at most in some time."""
-
-    def __init__(self, done: _Done, num_vms: int, counts: int) -> None:
-        self._done = done
-        sizes = numpy.array(sorted(done, reverse=True), dtype=numpy.int64)
-        more = numpy.array([done[size][0] for size in sizes.tolist()], dtype=numpy.int64)
-        # By pipelines and VMs: the most micro-batches, and the VMs of the last pipeline.
-        self._best = numpy.full((counts + 1, num_vms + 1), _IMPOSSIBLE, dtype=numpy.int64)
-        self._last = numpy.zeros((counts + 1, num_vms + 1), dtype=numpy.int64)
-        self._best[0, 0] = 0
-        if not done:
-            return
-        widest = int(sizes[0])
-        places = numpy.arange(num_vms + 1)
-        before = numpy.full(widest + num_vms + 1, _IMPOSSIBLE, dtype=numpy.int64)
-        for count in range(1, counts + 1):
-            before[widest:] = self._best[count - 1]
-            found = before[places[:, None] + widest - sizes] + more
-            chosen = found.argmax(axis=1)  # of equals the largest pipeline
-            self._best[count] = numpy.where(found[places, chosen] < 0, _IMPOSSIBLE, found[places, chosen])
-            self._last[count] = sizes[chosen]
-
-    def most(self, count: int) -> int:
-        """Negative where there is no way."""
-        return int(self._best[count].max())
-
-    def members(self, count: int) -> list[tuple[int, Template]]:
-        """(micro-batches, template) of each of `count` pipelines that do most, on the fewest VMs."""
-        used = int(self._best[count].argmax())
-        found = list[tuple[int, Template]]()
-        for number in range(count, 0, -1):
-            size = int(self._last[number, used])
-            found.append(self._done[size])
-            used -= size
-        return found
-
-
 def _trimmed(done: Sequence[int], members: Sequence[Template], num_micro_batches: int) -> tuple[int, ...]:
     """Shares of exactly N micro-batches: what is too much is taken from those that would end last."""
     shares = list(done)
+
+    @cache  # many pipelines are alike
+    def ends_ns(template: Template, share: int) -> int:
+        return template.time_ns(share)
+
+    last_first = [(-ends_ns(*each), place) for place, each in enumerate(zip(members, done, strict=True))]
+    heapq.heapify(last_first)
     for _ in range(sum(done) - num_micro_batches):
-        larger = [number for number, share in enumerate(shares) if share > 1]
-        shares[max(larger, key=lambda number: members[number].time_ns(shares[number]))] -= 1
+        while shares[last_first[0][1]] == 1:  # none stands still
+            heapq.heappop(last_first)
+        place = last_first[0][1]
+        shares[place] -= 1
+        heapq.heapreplace(last_first, (-ends_ns(members[place], shares[place]), place))
     return tuple(shares)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
-from ..pipeline import Schedule
+from ..pipeline import Range, Schedule
+from ..simulator import to_ns
 from .copies import copies_of, too_few
+from .packing import Work
 from .placement import place_in, speed_class
 from .request import Candidate, Choice
 from .search_space import Options
@@ -14,10 +17,11 @@ from .stages import Mode
 from .templates import Template
 from .unequal import Combination, combinations, plan_of, pool
 
-_TRIES = 3  # numbers of pipelines whose best combination is simulated
+_LOOKED_AT = 10  # numbers of pipelines whose best combination is found
+_TRIES = 3  # of these, those that are simulated
 _WORTH = 1.01  # of the time that is to be beaten, for even pipelines that never stand still
 _PRECISION = 2000  # combinations are found to this part of it
-_MOST_VMS = 512  # beyond, the search takes longer than a death should wait for
+_WORK = 150_000_000  # cells, 2 ns each: so that an answer for any number of VMs takes less than 2 s
 
 
 def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
@@ -35,11 +39,21 @@ def unequal(options: Options, to_beat_s: float) -> Iterator[Choice]:
         return
     num_vms = num_workers // per_vm
     found: list[tuple[int, Combination, Mode]] = []
-    for mode in options.modes(2):
+    modes, precision_ns = options.modes(2), 1 + to_beat_ns // _PRECISION
+    for mode in modes:
         choices = pool(table, num, num_vms, per_vm, options.capacity(), mode)
-        for one in combinations(choices, num_vms, num, to_beat_ns, 1 + to_beat_ns // _PRECISION):
+        for one in combinations(
+            choices,
+            num_vms,
+            num,
+            to_beat_ns,
+            precision_ns,
+            counts=_LOOKED_AT,
+            ends_ns=partial(_about_end_ns, options),
+            work=Work(_WORK // len(modes)),
+        ):
             if not _is_grid(one) and len(one.templates) >= options.copies:
-                found.append((time_ns(options, one, mode), one, mode))
+                found.append((step_ns(options, one, mode), one, mode))
     found.sort(key=lambda each: each[0])
     for _, combination, mode in found[:_TRIES]:
         choice = played(options, combination, mode)
@@ -58,7 +72,7 @@ def devices_per_vm(options: Options) -> int | None:
     sizes = set(per_vm.values())
     speeds = {speed_class(slot) for slot in request.workers}
     alike = len(sizes) == len(speeds) == 1
-    return sizes.pop() if alike and len(per_vm) <= _MOST_VMS else None
+    return sizes.pop() if alike else None
 
 
 def _is_grid(combination: Combination) -> bool:
@@ -67,9 +81,39 @@ def _is_grid(combination: Combination) -> bool:
     return len(set(combination.templates)) == 1 and all(stage.width == 1 for stage in one.stages)
 
 
-def time_ns(options: Options, combination: Combination, mode: Mode) -> int:
-    """Until the last backward ends, with the windows that memory allows."""
-    return combination.time_with(_windows(options, combination, mode))
+def step_ns(options: Options, combination: Combination, mode: Mode) -> int:
+    """About what a step takes, with the windows that memory allows."""
+    pipelines_ns = combination.time_with(_windows(options, combination, mode))
+    return pipelines_ns + _end_ns(options, combination, mode)
+
+
+def _end_ns(options: Options, combination: Combination, mode: Mode) -> int:
+    """About what follows the last backward: sums and update of the stage that is over last.
+
+    A stage's sums begin while its last gradient goes back through the stages before it.
+    """
+    table, ring = options.table, len(combination.templates)
+    calibration, own = table.calibration, table.calibration.own_gradient_bytes
+
+    def end_ns(span: Range) -> int:
+        sums_ns = sum(table.ring_ns(own[k], ring) for k in span.sections)
+        update_ns = sum(to_ns(calibration.optimizer_s[k]) for k in span.sections)
+        back_ns = table.backward_ns[span.start]
+        if mode.recompute:
+            back_ns += table.again_ns(0, span.start)
+        return max(0, sums_ns - back_ns) + update_ns
+
+    spans = {stage.range for one in dict.fromkeys(combination.templates) for stage in one.stages}
+    return max(map(end_ns, spans))
+
+
+def _about_end_ns(options: Options, num_pipelines: int) -> float:
+    """`_end_ns` of a number of pipelines whose stages all have as many sections: those that workers have on
+    average."""
+    sizes = options.table.calibration.own_gradient_bytes
+    each_ns = options.table.ring_ns(sum(sizes) // len(sizes), num_pipelines)
+    sections = len(sizes) * num_pipelines / len(options.request.workers)
+    return each_ns * min(max(1.0, sections), len(sizes))
 
 
 def _windows(options: Options, combination: Combination, mode: Mode) -> Sequence[int | None]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ...pipeline import Plan, Range
 from ...simulator import to_ns
+from ..packing import Work
 from ..placement import Slot, place_in
 from ..request import Choice, Request
 from ..risk import worth
@@ -22,7 +23,7 @@ from ..search_space import Options
 from ..stages import Mode
 from ..templates import Template, stage_costs, template_of
 from ..unequal import Combination, combinations, pool, shared
-from ..unequal_search import devices_per_vm, played, time_ns
+from ..unequal_search import devices_per_vm, played, step_ns
 from .instead import Before, prospect_of
 from .recutting import recut
 from .whole import Stages, whole_pipelines
@@ -35,6 +36,7 @@ _TRIES = 3  # those that are simulated at most, of each number of pipelines that
 _SLACKS = (1.0, 1.03)  # of the slowest stage's work, for cuts that move less
 _PRECISION = 500  # combinations are found to this part of a step
 _OFFERED = 3  # at most
+_WORK, _LOOK = 150_000_000, 2000  # cells, see `unequal_search`; a look at one pipeline that stays
 _SURELY_LESS = 0.93  # simulated steps take at least so much of what was expected
 
 
@@ -133,6 +135,7 @@ class _Search:
         self._valuation = valuation
         self._num = options.request.num_micro_batches
         self._capacity = options.capacity()
+        self._work = Work(_WORK)
 
     def most_promising(self) -> list[tuple[float, _Draft]]:
         """(about what it is worth, plan)."""
@@ -153,13 +156,17 @@ class _Search:
         most_ns = 2 * self._valuation.best_ns
         choices = pool(table, self._num, num_vms, self._per_vm, self._capacity, self._mode)
         for kept in _kept(self._whole):
+            if self._work.is_used_up:
+                return
             beside = [one for stages in kept if (one := self._template(stages)) is not None]
+            self._work.take(_LOOK * (1 + len(kept)))
             if len(beside) < len(kept):
                 continue  # memory does not suffice with such backwards
             free = num_vms - sum(one.num_vms for one in beside)
             if 0 < len(beside) <= self._num:
                 yield self._draft(shared(beside, self._num), len(kept))
-            for one in combinations(choices, free, self._num, most_ns, 1 + most_ns // _PRECISION, beside):
+            precision_ns = 1 + most_ns // _PRECISION
+            for one in combinations(choices, free, self._num, most_ns, precision_ns, beside, work=self._work):
                 for other in _as_fast(one, len(kept), choices):
                     yield self._draft(other, len(kept))
 
@@ -181,26 +188,8 @@ class _Search:
             yield self._draft(shared(templates, self._num), num_kept)
 
     def _draft(self, combination: Combination, num_kept: int) -> _Draft:
-        step_ns = time_ns(self._options, combination, self._mode) + self._end_ns(combination)
-        return _Draft(combination, num_kept, self._mode, step_ns)
-
-    def _end_ns(self, combination: Combination) -> int:
-        """About what follows the last backward: sums and update of the stage that is over last.
-
-        A stage's sums begin while its last gradient goes back through the stages before it.
-        """
-        table, ring = self._options.table, len(combination.templates)
-        calibration, own = table.calibration, table.calibration.own_gradient_bytes
-
-        def end_ns(span: Range) -> int:
-            sums_ns = sum(table.ring_ns(own[k], ring) for k in span.sections)
-            update_ns = sum(to_ns(calibration.optimizer_s[k]) for k in span.sections)
-            back_ns = table.backward_ns[span.start]
-            if self._mode.recompute:
-                back_ns += table.again_ns(0, span.start)
-            return max(0, sums_ns - back_ns) + update_ns
-
-        return max(map(end_ns, dict.fromkeys(_spans(combination.templates))))
+        about_ns = step_ns(self._options, combination, self._mode)
+        return _Draft(combination, num_kept, self._mode, about_ns)
 
     def _template(self, stages: Stages) -> Template | None:
         return template_of(self._options.table, stages, self._per_vm, self._capacity, self._mode)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from calibrations import uniform
-from makara.morphing import Choice, Request, Slot, choose, stage_table
+from makara.morphing import Choice, Request, Slot, choose, stage_table, unequal_search
+from makara.morphing.packing import Work
 from makara.morphing.stages import WHOLE, Mode
 from makara.morphing.templates import Template
 from makara.morphing.unequal import Combination, combinations, plan_of, pool
@@ -51,8 +52,10 @@ def test_combinations_are_as_good_as_every_multiset() -> None:
         rng = random.Random(seed)
         num_vms, num = rng.randint(1, 9), rng.randint(1, 40)
         choices = pool(stage_table(some_calibration(seed)), num, num_vms, 1, AMPLE)
-        for count, found in enumerate(combinations(choices, num_vms, num), start=1):
-            assert len(found.templates) == count
+        tried = list[int]()
+        for found in combinations(choices, num_vms, num):
+            count = len(found.templates)
+            tried.append(count)
             assert sum(found.shares) == num
             assert min(found.shares) >= 1
             assert found.num_vms <= num_vms
@@ -63,6 +66,8 @@ def test_combinations_are_as_good_as_every_multiset() -> None:
             )
             assert found.time_ns == best, (seed, count)
             seen += 1
+        most = min(num_vms // min(choices), num)
+        assert sorted(tried) == list(range(1, most + 1)), (seed, "each number of pipelines once")
     assert seen > 300
 
 
@@ -73,9 +78,9 @@ def test_combinations_beside_pipelines_that_stay_are_as_good_as_every_multiset()
         num_vms, num = rng.randint(1, 7), rng.randint(4, 40)
         choices = pool(stage_table(some_calibration(seed)), num, num_vms, 1, AMPLE)
         beside = tuple(rng.choice(rng.choice([*choices.values()])) for _ in range(rng.randint(1, 3)))
-        for count, found in enumerate(combinations(choices, num_vms, num, beside=beside), start=1):
+        for found in combinations(choices, num_vms, num, beside=beside):
+            count = len(found.templates) - len(beside)
             assert found.templates[: len(beside)] == beside
-            assert len(found.templates) == len(beside) + count
             assert sum(found.shares) == num
             assert min(found.shares) >= 1
             best = min(
@@ -199,3 +204,28 @@ def test_workers_of_a_stage_take_micro_batches_in_turn() -> None:
     assert plan.ranges == (Range(0, 2),) * 6
     assert sorted(len(path.micro_batches) for path in plan.paths) == [3, 3, 3, 3, 4, 4]
     assert simulate(plan, uniform(2), timeline=False).pipeline_s == found.time_ns / 1e9 == 4 * 6.0
+
+
+def test_the_search_for_unequal_pipelines_grows_about_as_the_number_of_vms() -> None:
+    """Found: with the 2.7th power; 300 VMs took 36 s. Counted in cells of tables, not in seconds."""
+    cells: dict[int, float] = {}
+    for num_vms in (256, 512, 1024):
+        calibration = uniform(12, inter_vm=Link(latency_s=0.01, bytes_per_s=1e18))
+        choices = pool(stage_table(calibration), 4096, num_vms, 1, AMPLE)
+        work = Work(1e12)
+        found = list(combinations(choices, num_vms, 4096, precision_ns=10**6, counts=10, work=work))
+        assert found, num_vms
+        cells[num_vms] = 1e12 - work.cells
+    assert cells[512] < 3 * cells[256]
+    assert cells[1024] < 3 * cells[512]
+
+
+def test_a_search_whose_work_is_used_up_leaves_the_best_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, grids = choose(asked()), choose(asked(unequal_pipelines="off"))
+    monkeypatch.setattr(unequal_search, "_WORK", 0)
+    hasty = choose(asked())
+    assert isinstance(full, Choice)
+    assert isinstance(grids, Choice)
+    assert isinstance(hasty, Choice)
+    assert full.candidate.shape == "5+4+4"
+    assert hasty.plan == grids.plan
