@@ -22,6 +22,7 @@ from makara.manager.core.events import (
     OffersSeen,
     ReleaseRefused,
     StopRequested,
+    VmListed,
     VmTerminated,
 )
 from makara.manager.core.facts import RefusalKind
@@ -590,3 +591,46 @@ def test_what_nobody_has_is_released_again_whatever_its_release_raises(tmp_path:
             await at.until(lambda: "j-vm7" not in cloud.vms)
 
     asyncio.run(act())
+
+
+class Shown(Cloud):
+    """Shows these when it is asked for a VM by name."""
+
+    shown: Sequence[Resource] = ()
+
+    def look(self, vm: str, attempts: int = 1) -> Sequence[Resource]:
+        return self.shown
+
+
+def test_a_vm_that_is_gone_is_asked_about_once_more_since_its_cloud_may_tell_for_how_long_it_ran(
+    tmp_path: Path,
+) -> None:
+    cloud = Shown()
+
+    async def act(desk: Desk) -> None:
+        vm = desk.command.vm
+        desk.script.event(AttemptSucceeded(now=desk.script.now, vm=vm, number=1, id="i-1"))
+        desk.script.event(DrainRequested(now=desk.script.now, vm=vm))
+        gone = Resource(vm=vm, attempt=1, id="i-1", status=ResourceStatus.GONE, ran_s=77.0)
+        cloud.shown = (gone,)
+        told = await desk.renting.release("j", ReleaseVm(key="r", vm=vm))
+        assert isinstance(told, VmTerminated)
+        assert told.ran_s == 77.0
+        assert not desk.told, "that it existed was known"
+
+    _play(tmp_path, cloud, act)
+
+
+@pytest.mark.parametrize("status", [ResourceStatus.ENDING, ResourceStatus.GONE])
+def test_a_release_that_finds_what_no_list_had_shown_says_so(tmp_path: Path, status: ResourceStatus) -> None:
+    cloud = Shown()
+
+    async def act(desk: Desk) -> None:
+        vm = desk.command.vm
+        desk.script.event(DrainRequested(now=desk.script.now, vm=vm))
+        cloud.shown = (Resource(vm=vm, attempt=1, id="i-1", status=status),)
+        await desk.renting.release("j", ReleaseVm(key="r", vm=vm))
+        assert isinstance(desk.told[0], VmListed)
+        assert (desk.told[0].vm, desk.told[0].lives) == (vm, status is ResourceStatus.ENDING)
+
+    _play(tmp_path, cloud, act)
