@@ -23,6 +23,7 @@ PARTS = {
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
     "markets": "every policy over made-up markets, beside the chooser (an hour; --quick: 3 minutes)",
     "manager": "a manager with 1,000 VMs in one job, 10,000 ever, through sockets (2 minutes)",
+    "page": "the page of a job of 300,000 steps: bytes, processor time, memory (1 minute)",
     "past": "what VMs and generations that are over take of a manager's memory (seconds)",
     "clouds": "a manager that rents 150 VMs for three jobs from a stand-in of AWS (an hour, or --minutes)",
     "networks": "GPipe and Varuna, deep and shallow pipelines over slower networks, simulated (seconds)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Literal
 
@@ -12,7 +13,7 @@ from ..core.alternatives import Alternative
 from ..core.facts import GenerationPlanned, GrowthWeighed, PlanKept
 from ..service.journal import StoredFact
 from .auth import service_of
-from .history import Limit, Since, from_journal
+from .history import PAGE, Limit, Since, from_journal
 from .job_names import AskedJob
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])
@@ -37,20 +38,30 @@ class DecisionView(BaseModel):
 
 
 class DecisionsView(BaseModel):
+    """`next`: a number for `since` with which later decisions are found; null: there are none."""
+
+    next: int | None = None
     decisions: list[DecisionView]
 
 
 @router.get("/jobs/{job}/decisions", response_model=DecisionsView)
 async def decisions(job: AskedJob, request: Request, since: Since = 0, limit: Limit = None) -> Response:
-    """What was weighed for each decision, oldest first, after sequence number `since`; or for the newest
-    `limit` of those decisions."""
-    service = service_of(request)
+    """What was weighed for each decision, oldest first, after sequence number `since`, a page at a time (see
+    `next`); or for the newest `limit` of those decisions."""
+    journal = service_of(request).journal
 
     def read() -> DecisionsView:
-        found = weighed_in(service.journal.facts(job.job, since))
-        return DecisionsView(decisions=found if limit is None else found[-limit:])
+        found: deque[DecisionView] = deque(maxlen=limit)
+        after: int | None = since
+        while after is not None:
+            page = journal.page_of_facts(job.job, after, PAGE, newest=False)
+            after = page[-1].sequence if page and page[-1].sequence < job.sequence else None
+            found.extend(weighed_in(page))
+            if limit is None and found:
+                break
+        return DecisionsView(decisions=list(found), next=after)
 
-    return await from_journal(service, read)
+    return await from_journal(request, read)
 
 
 def weighed_in(history: Iterable[StoredFact]) -> list[DecisionView]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 
+from ..service.journal import StoredFact
 from ..service.pubsub import LiveUpdate, to_json
 from ..service.runtime import Job
 from ..service.service import Service
@@ -24,7 +26,10 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"])
 
 MOST = 2**53 - 1  # the largest number that every reader of JSON holds exactly; SQLite's are larger
 Since = Annotated[int, Query(ge=0, le=MOST)]
-Limit = Annotated[int | None, Query(ge=1, le=MOST)]  # None: all
+PAGE = 1000  # entries in an answer
+Limit = Annotated[int | None, Query(ge=1, le=PAGE)]  # None: pages, the oldest entries first
+_PACKED_BYTES = 4096  # a smaller answer is one packet or two anyway
+_LEVEL = 3  # of gzip; higher ones cost more time than they save
 
 
 class FactView(BaseModel):
@@ -36,36 +41,83 @@ class FactView(BaseModel):
 
 
 class EventsView(BaseModel):
+    """`next`: a number for `since` with which the entries after these are found; null: there are none."""
+
     events: list[FactView]
+    next: int | None = None
 
 
 class MetricsView(BaseModel):
+    """`next`: a step for `since` with which the steps after these are found; null: there are none.
+
+    With `points`, `num_steps` counts the steps of which these are some, and `num_skipped` those of them in
+    which fp16 updated nothing.
+    """
+
     metrics: list[StepView]
+    next: int | None = None
+    num_steps: int | None = None
+    num_skipped: int | None = None
 
 
 @router.get("/jobs/{job}/events", response_model=EventsView)
 async def events(job: AskedJob, request: Request, since: Since = 0, limit: Limit = None) -> Response:
-    """The job's history after sequence number `since`, or the newest `limit` entries of that."""
+    """The job's history after sequence number `since`, a page of 1000 entries at most at a time (see `next`);
+    with `limit`, the newest entries."""
     service = service_of(request)
-    return await from_journal(service, lambda: EventsView(events=_facts(service, job.job, since, limit)))
+
+    def read() -> EventsView:
+        stored = service.journal.page_of_facts(job.job, since, limit or PAGE, newest=limit is not None)
+        last = stored[-1].sequence if stored else None
+        more = limit is None and last is not None and last < job.sequence
+        return EventsView(events=_views(stored), next=last if more else None)
+
+    return await from_journal(request, read)
 
 
 @router.get("/jobs/{job}/metrics", response_model=MetricsView)
-async def metrics(job: AskedJob, request: Request, since: Since = 0) -> Response:
-    """Loss, gradient norm and time of each committed step after step `since`."""
-    service, state = service_of(request), job.state
+async def metrics(
+    job: AskedJob,
+    request: Request,
+    since: Since = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    points: Annotated[int | None, Query(ge=2, le=5_000)] = None,
+) -> Response:
+    """Loss, gradient norm and time of each committed step after step `since`, `limit` steps at a time (see
+    `next`). With `points`, about that many of all these steps: those with the least and the greatest loss of
+    each stretch."""
+    journal, state = service_of(request).journal, job.state
 
     def read() -> MetricsView:
-        rows = surviving(state, service.journal.metrics(job.job, since))
-        return MetricsView(metrics=[step_view(row) for row in rows])
+        if points is None:
+            rows = journal.page_of_metrics(job.job, since, limit)
+            more = rows[-1].step if len(rows) == limit else None
+            return MetricsView(metrics=[step_view(row) for row in surviving(state, rows)], next=more)
+        some = journal.thinned_metrics(job.job, since, points)
+        return MetricsView(
+            metrics=[step_view(row) for row in surviving(state, some.rows)],
+            num_steps=some.num_rows,
+            num_skipped=some.num_skipped,
+        )
 
-    return await from_journal(service, read)
+    return await from_journal(request, read)
 
 
-async def from_journal(service: Service, read: Callable[[], BaseModel]) -> Response:
-    """Answer with what `read` returns; a thread calls it and writes the JSON, since a history may be long."""
-    data = await service.threads.run(CallKind.HISTORY, lambda: read().model_dump_json().encode())
-    return Response(data, media_type="application/json")
+async def from_journal(request: Request, read: Callable[[], BaseModel]) -> Response:
+    """Answer with what `read` returns; a thread calls it, writes the JSON and compresses it, since a history
+    may be long."""
+    packs = "gzip" in request.headers.get("Accept-Encoding", "")
+    headers = {"Vary": "Accept-Encoding"}
+
+    def written() -> bytes:
+        data = read().model_dump_json().encode()
+        if not packs or len(data) < _PACKED_BYTES:
+            return data
+        headers["Content-Encoding"] = "gzip"
+        return gzip.compress(data, _LEVEL)
+
+    data = await service_of(request).threads.run(CallKind.HISTORY, written)
+    return Response(data, media_type="application/json", headers=headers)
 
 
 @router.get("/jobs/{job}/stream", response_class=Response, responses=answers("text/event-stream"))
@@ -91,9 +143,10 @@ async def _updates(
         update: LiveUpdate | None = LiveUpdate("behind", {})
         while update is not None:
             if update.kind == "behind":
-                for message in await service.threads.run(CallKind.HISTORY, _missed, service, job.job, sent):
-                    sent = int(message["id"])
-                    yield message
+                while missed := await service.threads.run(CallKind.HISTORY, _missed, service, job.job, sent):
+                    for message in missed:
+                        sent = int(message["id"])
+                        yield message
             elif update.sequence is None:
                 yield {"event": update.kind, "data": json.dumps(update.data)}
             elif update.sequence > sent:
@@ -103,7 +156,9 @@ async def _updates(
 
 
 def _missed(service: Service, job: str, since: int) -> list[dict[str, str]]:
-    return [_message(entry) for entry in _facts(service, job, since)]
+    """The first of the facts that a watcher has missed; empty: none."""
+    page = service.journal.page_of_facts(job, since, PAGE, newest=False)
+    return [_message(entry) for entry in _views(page)]
 
 
 def _message(entry: FactView) -> dict[str, str]:
@@ -111,6 +166,5 @@ def _message(entry: FactView) -> dict[str, str]:
     return {"event": "fact", "id": str(entry.sequence), "data": entry.model_dump_json()}
 
 
-def _facts(service: Service, job: str, since: int, limit: int | None = None) -> list[FactView]:
-    stored = service.journal.facts(job, since, limit)
+def _views(stored: Sequence[StoredFact]) -> list[FactView]:
     return [FactView(sequence=s.sequence, at=s.fact.at, fact=to_json(s.fact)) for s in stored]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Form, Header, HTTPException, Request, Response, UploadFile
+from fastapi import APIRouter, Form, Header, HTTPException, Query, Request, Response, UploadFile
 from pydantic import BaseModel, Field
 
 from ...protocol.messages import CheckpointRef
@@ -13,6 +13,7 @@ from ..service.views.job import JobView
 from .auth import User, service_of
 from .continuing import go_on, is_going_on
 from .exporting import ExportView, export_now
+from .history import MOST
 from .job_names import AskedJob
 from .submission import Accepted, Submission, accept, check_settings
 
@@ -27,7 +28,10 @@ class SubmittedJob(BaseModel):
 
 
 class JobsView(BaseModel):
+    """`next`: the `offset` of the jobs after these; null: there are none."""
+
     jobs: list[JobView]
+    next: int | None = None
 
 
 class CheckpointsView(BaseModel):
@@ -99,11 +103,18 @@ async def check(
 
 
 @router.get("/jobs")
-async def jobs(request: Request, grant: User) -> JobsView:
-    """All jobs of the user, newest first; for an administrator, of all users."""
+async def jobs(
+    request: Request,
+    grant: User,
+    offset: Annotated[int, Query(ge=0, le=MOST)] = 0,
+    limit: Annotated[int, Query(ge=1, le=100)] = 100,
+) -> JobsView:
+    """All jobs of the user, newest first; for an administrator, of all users. `limit` of them from `offset`
+    on."""
     service = service_of(request)
-    views = [service.view(job) for job in service.shown_to(grant.owner)]
-    return JobsView(jobs=views[::-1])
+    newest_first = list(service.shown_to(grant.owner))[::-1]
+    views = [service.view(job) for job in newest_first[offset : offset + limit]]
+    return JobsView(jobs=views, next=offset + limit if len(newest_first) > offset + limit else None)
 
 
 @router.get("/jobs/{job}")

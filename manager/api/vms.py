@@ -28,7 +28,10 @@ _LOGS_BYTES = 8 << 20  # of all logs in one answer
 
 
 class VmsView(BaseModel):
+    """`next`: the `offset` of the VMs after these; null: there are none."""
+
     vms: list[VmView]
+    next: int | None = None
 
 
 class LogsView(BaseModel):
@@ -55,12 +58,13 @@ async def vms(
     job: AskedJob,
     request: Request,
     offset: Annotated[int, Query(ge=0, le=MOST)] = 0,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> VmsView:
     """All VMs that the job ever requested, in order; `limit` of them from `offset` on."""
     names = islice(job.state.vms, offset, offset + limit)
     costs = Costs(job, service_of(request).clock())
-    return VmsView(vms=[vm_view(job, job.state.vms[name], costs) for name in names])
+    more = offset + limit if len(job.state.vms) > offset + limit else None
+    return VmsView(vms=[vm_view(job, job.state.vms[name], costs) for name in names], next=more)
 
 
 @router.get("/jobs/{job}/logs")

@@ -80,6 +80,15 @@ class Client:
     def get(self, path: str, **query: Any) -> Any:
         return self._answer(self._call("GET", path, params={k: v for k, v in query.items() if v is not None}))
 
+    def get_all(self, path: str, field: str, cursor: str = "since", **query: Any) -> Any:
+        """The answer with the `field` of all its pages; `cursor` is the query's name for where one begins."""
+        answer = page = self.get(path, **query)
+        while page.get("next") is not None:
+            page = self.get(path, **{**query, cursor: page["next"]})
+            answer[field] += page[field]
+        answer.pop("next", None)
+        return answer
+
     def post(self, path: str, **arguments: Any) -> Any:
         """Post; returns None if the answer is empty."""
         response = self._call("POST", path, **arguments)

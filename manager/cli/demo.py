@@ -150,7 +150,7 @@ def _follow(api: Client, name: str, console: Console, market: TracePlayer | None
 
 
 def _summarise(api: Client, job: dict[str, Any], wall_s: float, console: Console) -> None:
-    metrics = api.get(f"/jobs/{job['job']}/metrics")["metrics"]
+    metrics = api.get_all(f"/jobs/{job['job']}/metrics", "metrics")["metrics"]
     useful_s = sum(step["seconds"] for step in metrics)
     formed = [morph for morph in job["morphs"] if morph["step"] is not None]
     console.print()

@@ -26,7 +26,7 @@ _NO_LOGS = (
 
 def ps(options: argparse.Namespace) -> int:
     with connect(options) as client:
-        answer = client.get("/jobs")
+        answer = client.get_all("/jobs", "jobs", "offset")
     if options.json:
         print(json.dumps(answer))
         return 0
@@ -91,7 +91,7 @@ def status(options: argparse.Namespace) -> int:
 
 def events(options: argparse.Namespace) -> int:
     with connect(options) as client:
-        answer = client.get(f"/jobs/{options.job}/events", since=options.since)
+        answer = client.get_all(f"/jobs/{options.job}/events", "events", since=options.since)
     if options.json:
         print(json.dumps(answer))
         return 0

@@ -76,11 +76,12 @@ function lost() {
 
 async function listJobs(mine) {
   try {
-    const { jobs } = await call("GET", "/api/v1/jobs");
+    const { jobs, next } = await call("GET", "/api/v1/jobs");
     if (mine !== visit) return;
     connection("live", "live");
     show("jobs");
     at("job-list").replaceChildren(...(jobs.length ? jobs.map(jobCard) : [element("p", "quiet", "No job yet: makara apply -f job.yaml")]));
+    if (next) at("job-list").append(element("p", "quiet", `Older than these ${next}: makara ps`));
   } catch (error) {
     if (mine !== visit || !at("sign-in").hidden) return;
     lost();

@@ -49,6 +49,24 @@ function table(heads, rows) {
   return node;
 }
 
+// About `most` of these steps: those with the least and the greatest loss of each stretch, and the last one.
+function thinned(steps, most) {
+  if (steps.length <= most) return steps;
+  const width = Math.ceil(steps.length / (most / 2));
+  const kept = [];
+  for (let from = 0; from < steps.length; from += width) {
+    const some = steps.slice(from, from + width);
+    const losses = some.filter((step) => step.loss !== null);
+    const [least, greatest] = losses.reduce(
+      ([low, high], step) => [step.loss < low.loss ? step : low, step.loss > high.loss ? step : high],
+      [losses[0] || some[0], losses[0] || some[0]],
+    );
+    kept.push(...[...new Set([least, greatest])].sort((a, b) => a.step - b.step));
+  }
+  const last = steps[steps.length - 1];
+  return kept[kept.length - 1] === last ? kept : kept.concat(last);
+}
+
 // The loss over steps, `width` pixels wide; dashed lines mark the steps at which a new plan took over.
 function lossChart(steps, morphs, total, width) {
   const points = steps.filter((step) => step.loss !== null);
@@ -78,8 +96,7 @@ function lossChart(steps, morphs, total, width) {
     labelled = at;
     picture.append(svg("text", { x: at + 2, y: top - 9, class: "label" }, shapeText(morph.shape)));
   }
-  const thin = points.length > 1200 ? points.filter((_, i) => i % Math.ceil(points.length / 1200) === 0) : points;
-  const path = thin.map((p, i) => `${i ? "L" : "M"}${x(p.step).toFixed(1)} ${y(p.loss).toFixed(1)}`).join("");
+  const path = thinned(points, 1200).map((p, i) => `${i ? "L" : "M"}${x(p.step).toFixed(1)} ${y(p.loss).toFixed(1)}`).join("");
   picture.append(svg("path", { d: path, class: "loss" }));
   return picture;
 }

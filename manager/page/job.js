@@ -4,9 +4,12 @@
 const ENDED = ["finished", "stopped", "failed"];
 const RETRY_MS = 3000;
 const COST_MS = 30000; // VMs cost also while nothing happens
+const MOST_POINTS = 2000; // that are asked for at a time
+const MOST_STEPS = 4000; // that are kept
 const MOST_EVENTS = 500; // that are shown, and searched for decisions
 let job = null;
-let steps = [];
+let steps = []; // some of them, see `thinned`
+let skipped = 0; // steps in which fp16 updated nothing
 let facts = new Map(); // by sequence number
 let seats = []; // the newest placement, shown until the next one
 
@@ -23,6 +26,7 @@ async function followJob(name, mine) {
   }
   if (mine !== visit) return;
   steps = [];
+  skipped = 0;
   facts = new Map();
   seats = [];
   unfolded.clear();
@@ -61,16 +65,29 @@ async function costOn(base, mine) {
 async function catchUp(base, mine) {
   connection("live", "live");
   const known = Math.max(0, ...facts.keys());
+  if (steps.length) job = await call("GET", base); // steps may have been lost while it was away
+  const since = stepsKnown();
   const [metrics, events] = await Promise.all([
-    call("GET", `${base}/metrics`),
+    call("GET", `${base}/metrics?since=${since}&points=${MOST_POINTS}`),
     call("GET", `${base}/events?since=${known}&limit=${MOST_EVENTS}`),
   ]);
   if (mine !== visit) return;
   const stored = metrics.metrics;
-  const last = stored.length ? stored[stored.length - 1].step : -1;
-  steps = stored.concat(steps.filter((step) => step.step > last));
+  const last = stored.length ? stored[stored.length - 1].step : since;
+  const before = steps.filter((step) => step.step <= since);
+  const live = steps.filter((step) => step.step > last);
+  skipped = (since ? skipped : 0) + metrics.num_skipped + live.filter((step) => step.skipped).length;
+  steps = thinned(before.concat(stored, live), MOST_STEPS);
   addFacts(events.events);
   drawSoon();
+}
+
+// The newest step that the page has of the job's current history; 0: none.
+function stepsKnown() {
+  if (!steps.length) return 0;
+  const last = steps[steps.length - 1];
+  const again = job.morphs.filter((morph) => morph.step !== null && morph.generation > last.generation);
+  return Math.min(last.step, ...again.map((morph) => morph.step));
 }
 
 function addSteps(added) {
@@ -78,6 +95,8 @@ function addSteps(added) {
     // A step that is done again takes the place of what was built upon the lost one.
     while (steps.length && steps[steps.length - 1].step >= step.step) steps.pop();
     steps.push(step);
+    if (step.skipped) skipped += 1;
+    if (steps.length > 2 * MOST_STEPS) steps = thinned(steps, MOST_STEPS);
     job.step = step.step;
     job.loss = step.loss;
   }
@@ -200,7 +219,6 @@ function drawNumbers() {
   };
   const newest = steps[steps.length - 1];
   if (newest && newest.loss_scale !== null) {
-    const skipped = steps.filter((step) => step.skipped).length;
     values["Loss scale"] = `2^${Math.log2(newest.loss_scale)}, ${skipped} skipped`;
   }
   at("numbers").replaceChildren(...figures(Object.entries(values)));

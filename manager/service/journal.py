@@ -22,6 +22,7 @@ from .journal_text import Unreadable, read_back, readable_text
 
 SCHEMA_VERSION = 2
 _CLOSE_S = 5.0
+_PAGE_BYTES = 4 << 20
 _FACTS: TypeAdapter[Fact] = TypeAdapter(Fact)
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
 
@@ -78,6 +79,14 @@ class StoredFact(NamedTuple):
 class PendingCommand(NamedTuple):
     job: str
     command: Command | Unreadable
+
+
+class ThinnedMetrics(NamedTuple):
+    """Some rows, in order of step; how many there are in all, and how many of these updated nothing."""
+
+    rows: list[StepMetrics]
+    num_rows: int
+    num_skipped: int
 
 
 class SqliteJournal:
@@ -141,6 +150,22 @@ class SqliteJournal:
         )
         return [StoredFact(int(row[0]), _fact(row[1], row[2])) for row in reversed(rows)]
 
+    def page_of_facts(self, job: str, after: int, limit: int, *, newest: bool) -> list[StoredFact]:
+        """Facts of a job after sequence number `after`, in order: the oldest `limit` of them, or the newest;
+        fewer if these are large, but at least one if there is one."""
+        order = "DESC" if newest else "ASC"
+        past = "FROM facts WHERE job = ? AND sequence > ?"
+        query = f"SELECT sequence, at, fact {past} ORDER BY sequence {order}"
+        found: list[StoredFact] = []
+        num_bytes = 0
+        with self._reading, contextlib.closing(self._reader.execute(query, (job, after))) as rows:
+            for sequence, at, text in rows:
+                num_bytes += len(text)
+                if len(found) == limit or (found and num_bytes > _PAGE_BYTES):
+                    break
+                found.append(StoredFact(int(sequence), _fact(at, text)))
+        return found[::-1] if newest else found
+
     def jobs(self) -> list[str]:
         """Every job ever submitted, oldest first."""
         rows = self._read("SELECT job FROM facts WHERE sequence = 1 ORDER BY at, job")
@@ -176,6 +201,39 @@ class SqliteJournal:
             -1 if limit is None else limit,
         )
         return [_metrics(row) for row in reversed(rows)]
+
+    def page_of_metrics(self, job: str, after: int, limit: int) -> list[StepMetrics]:
+        """The oldest `limit` rows past step `after`, in order of step."""
+        rows = self._read(
+            f"SELECT {', '.join(_METRICS)} FROM metrics WHERE job = ? AND step > ? ORDER BY step LIMIT ?",
+            job,
+            after,
+            limit,
+        )
+        return [_metrics(row) for row in rows]
+
+    def thinned_metrics(self, job: str, after: int, points: int) -> ThinnedMetrics:
+        """The rows past step `after`: all of them if they are `points` at most, else the one with the least
+        and the one with the greatest loss of each of `points` / 2 stretches of steps, and the last one.
+
+        SQLite does it without Python's lock, and no other row enters this process's memory.
+        """
+        past = "FROM metrics WHERE job = ? AND step > ?"
+        [(num_rows, newest, skipped)] = self._read(
+            f"SELECT count(*), coalesce(max(step), 0), coalesce(sum(skipped), 0) {past}", job, after
+        )
+        if num_rows <= points:
+            return ThinnedMetrics(self.page_of_metrics(job, after, points), num_rows, skipped)
+        width = -(-(newest - after) // max(1, points // 2))
+        found: dict[int, StepMetrics] = {}
+        for choice in ("min", "max"):  # SQLite takes the other columns from the row with that value
+            columns = ", ".join(f"{choice}(loss)" if name == "loss" else name for name in _METRICS)
+            query = f"SELECT {columns} {past} GROUP BY (step - ? - 1) / ?"
+            for row in self._read(query, job, after, after, width):
+                found[int(row[0])] = _metrics(row)
+        last = self.metrics(job, after, 1)
+        found |= {row.step: row for row in last}
+        return ThinnedMetrics([found[step] for step in sorted(found)], num_rows, skipped)
 
     def close(self) -> None:
         """Close the database, unless a thread hangs in it; then the end of the process closes it."""

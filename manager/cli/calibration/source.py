@@ -47,7 +47,7 @@ def of_file(path: Path) -> CalibrationSource:
 def of_manager(options: argparse.Namespace, name: str) -> CalibrationSource | None:
     """Get those of the newest measured job of this name. Raises `Unreachable`."""
     with connect(options) as client:
-        for job in client.get("/jobs")["jobs"]:
+        for job in client.get_all("/jobs", "jobs", "offset")["jobs"]:
             if job["name"] != name:
                 continue
             try:
