@@ -40,6 +40,8 @@ class Group:
     plan: Plan
     continued: Continued | None = None
     """The step that it goes on with, which another generation has begun."""
+    rest_s: float = 0.0
+    """What is left of that step takes so long."""
     stretch: SteadyRun | None = None
     holding: bool = False
 
@@ -97,7 +99,7 @@ def make_stretch(
     step, step_ns = group.beginning.step, max(1, to_ns(group.predicted_s))
     ahead_ns = 0
     if group.continued is not None:
-        ahead_ns = step_ns - max(1, to_ns(group.continued.progress.time_s))
+        ahead_ns = step_ns - max(1, to_ns(group.rest_s))
     stall_ns = to_ns(bytes_of.snapshot_s(group.stages, group.replicas))
     interval, period_s = checkpoint.interval_steps, checkpoint.interval_s
     if interval is not None:

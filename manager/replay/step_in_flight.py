@@ -77,6 +77,15 @@ class StepsInFlight:
                 both[section] = both.get(section, 0) | bits
             self.held[worker] = Held(step, branch, both, before.losses | done.losses)
 
+    def stretched(self, plan: Plan, workers: Sequence[str], step_s: float) -> float:
+        """How many times as long as simulated a step of the plan takes, if it takes `step_s`.
+
+        A planner may know steps from elsewhere than this simulation, such as a table of measured throughputs.
+        What is done of such a step, and its rest, are the simulated parts of it: else the time that a step
+        takes longer would be won by whatever cuts it off.
+        """
+        return step_s / self._whole(plan, workers).time_s
+
     def go_on(self, plan: Plan, members: Sequence[str], beginning: Beginning) -> Continued | None:
         """What the members of a forming generation can go on with; None: they begin the step again.
 

@@ -17,7 +17,7 @@ from .group import Group, GroupPhase, make_group, make_stretch
 from .loading import Bytes
 from .policies import Policy
 from .scenario import Scenario
-from .step_in_flight import StepsInFlight
+from .step_in_flight import Continued, StepsInFlight
 from .time_account import Item, TimeAccount
 
 
@@ -205,12 +205,22 @@ class Training:
             again_s = 0.0 if goes_on else costs.start_s + costs.trace_s
             load_s = self._bytes.load_s(beginning, members, group.ranges)
             if self.policy.keeps_state:
-                workers = [trainer.worker for trainer in members]
-                group.continued = self.in_flight.go_on(group.plan, workers, beginning)
+                group.continued = self._continued(group)
             if group.continued is not None:
                 load_s += self._bytes.moved_s(group.continued.step)
             phases_s = {"groups": costs.form_s + again_s, "load": load_s}
             self.world.after(sum(phases_s.values()), self._formed, group, phases_s)
+
+    def _continued(self, group: Group) -> Continued | None:
+        """The step that it goes on with; `rest_s` is of the same clock as its steps."""
+        names = [trainer.worker for trainer in group.members]
+        continued = self.in_flight.go_on(group.plan, names, group.beginning)
+        if continued is not None:
+            workers = names[: len(group.ranges)]
+            group.rest_s = continued.progress.time_s * self.in_flight.stretched(
+                group.plan, workers, group.predicted_s
+            )
+        return continued
 
     def _formed(self, group: Group, phases_s: dict[str, float]) -> None:
         if group is not self.group or group.doing is not GroupPhase.FORMING:
@@ -294,11 +304,12 @@ class Training:
         if not under_way_ns and not at_first:
             self.in_flight.committed()
             return
+        stretched = self.in_flight.stretched(group.plan, workers, group.predicted_s)
         self.in_flight.cut_off(
             group.plan,
             workers,
             group.continued if at_first else None,
-            under_way_ns / 1e9,
+            under_way_ns / 1e9 / stretched,
             step=step,
             branch=group.workers[0].branch,
         )
