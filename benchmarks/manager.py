@@ -72,7 +72,7 @@ _RECIPE = Recipe(
 def rows() -> list[Row]:
     """One row for each thing that comes often."""
     warm_up(wait=True)  # a manager compiles its simulator soon after it began, once
-    facts = list(history())
+    facts = list(history("file:///nowhere"))
     fold_s, _ = timed(lambda: fold(facts))
     state, parts = fold([*facts, *generation()]), OrderParts()
     told_s, sizes = timed(
@@ -84,14 +84,16 @@ def rows() -> list[Row]:
         "the same, MB": sum(sizes) / 1e6,
     }
     with tempfile.TemporaryDirectory() as folder:
-        found |= asyncio.run(_serve(Path(folder), facts))
+        store = (Path(folder) / "store").as_uri()  # the manager writes its head there
+        found |= asyncio.run(_serve(Path(folder), list(history(store))))
     found["peak memory of this process, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return [{"what": what, "found": value} for what, value in found.items()]
 
 
-def history() -> Iterator[Fact]:
+def history(store: str) -> Iterator[Fact]:
     """A job in which nine of ten VMs have come and gone, and the others wait for a plan."""
-    yield Submitted(at=1.0, job="j", spec=SPEC, bundle_sha256="none")
+    spec = {**SPEC, "checkpoint": {**SPEC["checkpoint"], "uri": store}}
+    yield Submitted(at=1.0, job="j", spec=spec, bundle_sha256="none")
     for number in range(EVER):
         vm = f"j-vm{number}"
         yield VmRequested(at=1.0, vm=vm)
@@ -142,6 +144,7 @@ async def _serve(home: Path, facts: list[Fact]) -> dict[str, float]:
             await asyncio.sleep(0.1)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
         tokens.close()
         journal.close()
 
@@ -156,9 +159,9 @@ async def _agents(url: str, home: Path, tokens: TokenStore) -> asyncio.subproces
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    for vm in _Cloud().list():
-        token = tokens.issue(Scope.JOIN, job="j", vm=vm, ttl_s=600.0)
-        process.stdin.write(f"{vm} {token}\n".encode())
+    for made in _Cloud().list():
+        token = tokens.issue(Scope.JOIN, job="j", vm=made.vm, ttl_s=600.0)
+        process.stdin.write(f"{made.vm} {token}\n".encode())
     process.stdin.write(b"\n")
     assert await process.stdout.readline() == b"connected\n"
     return process
