@@ -127,7 +127,10 @@ def _slack_s(history: History, machine: Machine) -> float:
     unseen = history.unseen(machine.gone_at, HOUR_S if machine.attempt.placement.provider == "aws" else 0.0)
     if unseen:
         return UNSEEN_S
-    return POLL_S if machine.attempt.placement.provider == "azure" else 0.0
+    if machine.attempt.placement.provider == "aws":
+        return 0.0
+    asked_at = next(it.at for it in history.told(AttemptMade) if it.attempt.name == machine.attempt.name)
+    return POLL_S + machine.made_at - asked_at  # counted from its attempt on, however late it was made
 
 
 def _never_there(history: History) -> Iterator[float]:
