@@ -93,6 +93,7 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     ending.stop,
     waiting.release_vms,
     sharing.give_up,
+    sharing.replace_stand_ins,
     planning.plan,
     retention.retire,
     retention.sweep,

@@ -42,8 +42,8 @@ class Vm:
     devices: tuple[dict[str, Any], ...] = ()
     deadline: float | None = None
     action: str = ""  # what the cloud does then, in its own word
-    drained_at: float | None = None  # when a person asked for its drain, or it was given up for other jobs
-    yielded: bool = False  # it was given up for other jobs that wait
+    drained_at: float | None = None  # when a person asked for its drain, or it was given up
+    yielded: str = ""  # why it was given up; empty if it was not
     at_risk: bool = False  # the cloud may take it sooner than others
     ended_at: float | None = None
     reason: EndReason | None = None

@@ -119,12 +119,11 @@ class VmDrained(BaseFact):
 
 
 class VmYielded(BaseFact):
-    """The VM is to hand over, since other jobs of its pool wait, or it has waited for others for too long.
-
-    `stays`: it is not to any more, since no plan does without it."""
+    """The VM is to hand over and go, as `why` says; `stays`: no longer, since no plan does without it."""
 
     fact: Literal["vm_yielded"] = "vm_yielded"
     vm: str
+    why: str = ""
     stays: bool = False
 
 

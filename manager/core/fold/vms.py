@@ -78,10 +78,10 @@ def _yielded(state: JobState, fact: VmYielded) -> JobState:
     if vm is None or not vm.joined:
         return state
     if not fact.stays:
-        return state.with_vm(replace(vm, status=VmStatus.NOTICED, drained_at=fact.at, yielded=True))
+        return state.with_vm(replace(vm, status=VmStatus.NOTICED, drained_at=fact.at, yielded=fact.why))
     status = VmStatus.JOINED if vm.deadline is None else VmStatus.NOTICED
     impossible = None if state.running else state.impossible
-    kept = replace(vm, status=status, drained_at=None, yielded=False)
+    kept = replace(vm, status=status, drained_at=None, yielded="")
     return state.changed(impossible=impossible).with_vm(kept)
 
 

@@ -117,7 +117,7 @@ def release(context: Context) -> None:
 
 
 def _why_drained(vm: Vm) -> str:
-    return "given up for jobs that wait" if vm.yielded else "drained"
+    return vm.yielded or "drained"
 
 
 def _is_in_the_way(context: Context) -> bool:

@@ -1,4 +1,4 @@
-"""VMs that a job gives up: beyond its share of a pool that others want, or after too long a wait at a cost.
+"""VMs that a job gives up: beyond its share of a pool, after too long a wait at a cost, or for cheaper ones.
 
 A job that trains hands its VMs over by a planned change; if no plan does without them, it keeps them. One
 that waits for more VMs keeps those that it has for a while; then they save what they hold, and go. The share
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ...spec.placement import Placement
+from ...spec.placement import Market, Placement
 from ...spec.resources import CLOUDS
 from ..context import Context
 from ..events import Tick
@@ -20,7 +20,9 @@ from ..state import vms_of
 from ..strikes.table import Kind
 from ..vms import Vm
 
-_FOR_OTHERS = "for jobs of its pool that wait"
+_FOR_OTHERS = "given up for jobs that wait"
+_TOO_DEAR = "waited in vain for others"
+_STAND_IN = "a spot VM may take its place"
 
 
 def why_no_more(context: Context, placement: Placement) -> str:
@@ -40,12 +42,39 @@ def give_up(context: Context) -> None:
     for pool, most in context.observations.share.most.items():
         held = [vm for vm in kept_vms(state) if pool_of_vm(vm) == pool]
         for vm in sorted(held, key=lambda vm: _is_used(context, vm))[: max(0, len(held) - most)]:
-            _give_up(context, vm)
+            _give_up(context, vm, _FOR_OTHERS)
     if _has_cost_too_much(context):
         context.strike(Kind.SHORT)
         for vm in kept_vms(state):
             if _is_of_a_cloud(vm):
-                _give_up(context, vm)
+                _give_up(context, vm, _TOO_DEAR)
+
+
+def replace_stand_ins(context: Context) -> None:
+    """Have on-demand VMs that stand in for spot VMs hand over, one at a time: a spot VM is asked for instead,
+    and if there is none an on-demand VM again.
+
+    That is tried once in `grow_again_s`; once a spot VM has come, after it has stayed for `on_demand_after`.
+    """
+    state, resources = context.state, context.spec.resources
+    if not isinstance(context.event, Tick) or not state.active or not resources.spot or not state.running:
+        return
+    kept = kept_vms(state)
+    stand_ins = [vm for vm in kept if vm.joined and _is_stand_in(vm)]
+    settled = _may_hand_over(context) and len(kept) == len(state.live_vms) and all(vm.joined for vm in kept)
+    least = max(resources.min_nodes, context.observations.needed_vms)
+    if not stand_ins or not settled or context.isolated or len(kept) <= least:
+        return
+    newest = max(vm.joined_at or 0.0 for vm in kept)
+    wait_s = resources.on_demand_after_s
+    if state.spot_absent_since is not None:
+        wait_s = max(wait_s, context.timing.grow_again_s)
+    if context.elapsed_s(newest) > wait_s:
+        context.fact(VmYielded(at=context.now, vm=stand_ins[-1].vm, why=_STAND_IN))
+
+
+def _is_stand_in(vm: Vm) -> bool:
+    return _is_of_a_cloud(vm) and vm.attempt is not None and vm.attempt.placement.market is Market.ON_DEMAND
 
 
 def keep_needed(context: Context) -> bool:
@@ -68,11 +97,11 @@ def _is_used(context: Context, vm: Vm) -> tuple[bool, bool, int]:
     return vm.joined, current is not None and vm.vm in vms_of(current), -vm.number
 
 
-def _give_up(context: Context, vm: Vm) -> None:
+def _give_up(context: Context, vm: Vm, why: str) -> None:
     if not vm.joined:
-        context.end_vm(vm.vm, EndReason.RELEASED, _FOR_OTHERS)
+        context.end_vm(vm.vm, EndReason.RELEASED, why)
     elif _may_hand_over(context):
-        context.fact(VmYielded(at=context.now, vm=vm.vm))
+        context.fact(VmYielded(at=context.now, vm=vm.vm, why=why))
 
 
 def _may_hand_over(context: Context) -> bool:

@@ -51,7 +51,7 @@ def _notice(vm: Vm) -> str:
     if vm.deadline is not None:
         return vm.action or "notice"
     if vm.yielded:
-        return "given up for jobs that wait"
+        return vm.yielded
     return "drained" if vm.drained_at is not None else "at risk" if vm.at_risk else ""
 
 
