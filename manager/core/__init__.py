@@ -23,6 +23,7 @@ from .events import Batch, Event, ReportReceived
 from .fold import apply, fold
 from .observation import observe
 from .observations import LastReport, Observations, Planning
+from .pools import giving_up
 from .rules import (
     answers,
     corruption,
@@ -36,7 +37,6 @@ from .rules import (
     profiling,
     renting,
     retention,
-    sharing,
     spending,
     stalls,
     starting,
@@ -92,8 +92,8 @@ _RULES: tuple[Callable[[Context], None], ...] = (
     spending.keep_budget,
     ending.stop,
     waiting.release_vms,
-    sharing.give_up,
-    sharing.replace_stand_ins,
+    giving_up.give_up,
+    giving_up.replace_stand_ins,
     planning.plan,
     retention.retire,
     retention.sweep,

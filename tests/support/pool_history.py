@@ -1,4 +1,4 @@
-"""Seeded histories of jobs that share pools, in ticks: jobs act as `core.rules.sharing` has them act.
+"""Seeded histories of jobs that share pools, in ticks: jobs act as `core.pools.giving_up` has them act.
 
 A job asks for VMs up to its share and trains while `least` have joined. It gives up what is beyond its share:
 by a change that takes a few ticks if it trains, else after a while. VMs die, machines come and go, and a

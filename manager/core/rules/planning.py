@@ -11,11 +11,12 @@ from ..commands import ComputePlan
 from ..context import Context
 from ..facts import HoldChanged, PlanImpossible
 from ..observations import Planning
+from ..pools import giving_up
 from ..slots import slot_of
 from ..state import Incarnation, vm_of
 from ..strikes.table import Kind
 from ..vms import VmStatus
-from . import breaks, sharing, versions
+from . import breaks, versions
 
 
 def plan(context: Context) -> None:
@@ -190,7 +191,7 @@ def _too_few(context: Context) -> None:
 def _hold_if_noticed(context: Context, reason: str) -> None:
     """Have a checkpoint made before the cloud takes VMs that the plan cannot do without."""
     state = context.state
-    if state.hold or state.current is None or sharing.keep_needed(context):
+    if state.hold or state.current is None or giving_up.keep_needed(context):
         return
     if context.noticed(state.current.incarnations):
         context.fact(HoldChanged(at=context.now, hold=True, reason=reason))

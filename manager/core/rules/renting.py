@@ -29,10 +29,11 @@ from ..facts import (
 )
 from ..fold.renting import origin_of, place_of, strikes_of, vm_origin
 from ..offer_order import in_order, measured_speeds
+from ..pools import giving_up
 from ..pools.claims import is_on_site
 from ..strikes.table import Kind
 from ..vms import Vm, VmStatus
-from . import growth, sharing, spending, waiting
+from . import growth, spending, waiting
 
 _NOT_WANTED = "its market is not wanted now"
 
@@ -123,7 +124,7 @@ def next_offer(context: Context, *, rents: bool = True) -> tuple[Offer, Price] |
     if not resources.clouds:
         placement = Placement(provider=resources.providers[0])
         free = Price(hourly=0.0, ceiling=0.0, at=context.now, source="nobody bills")
-        return sharing.why_no_more(context, placement) or (Offer(placement=placement, price=free), free)
+        return giving_up.why_no_more(context, placement) or (Offer(placement=placement, price=free), free)
     if context.observations.offers is None:
         return "prices are not known yet"
     for offer in _ordered(context, context.observations.offers):
@@ -212,7 +213,7 @@ def _fault(context: Context, offer: Offer, price: Price | None) -> str:
     resources, placement = context.spec.resources, offer.placement
     if placement.provider not in resources.providers:
         return f"{placement.provider} is not in resources.provider"
-    others = sharing.why_no_more(context, placement)
+    others = giving_up.why_no_more(context, placement)
     if others:
         return others
     if placement.provider in CLOUDS and context.is_paused(Kind.SHORT):

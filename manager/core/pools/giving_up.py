@@ -2,7 +2,7 @@
 
 A job that trains hands its VMs over by a planned change; if no plan does without them, it keeps them. One
 that waits for more VMs keeps those that it has for a while; then they save what they hold, and go. The share
-itself is computed by `core.pools.shares`.
+itself is computed by `shares`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ...spec.resources import CLOUDS
 from ..context import Context
 from ..events import Tick
 from ..facts import EndReason, VmYielded
-from ..pools.claims import kept_vms, pool_of_vm
-from ..pools.shares import pool_of
 from ..state import vms_of
 from ..strikes.table import Kind
 from ..vms import Vm
+from .claims import kept_vms, pool_of_vm
+from .shares import pool_of
 
 _FOR_OTHERS = "given up for jobs that wait"
 _TOO_DEAR = "waited in vain for others"
