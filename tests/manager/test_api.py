@@ -186,7 +186,8 @@ def test_a_last_event_id_that_no_event_has_is_refused(
 
 def test_the_stream_tells_the_present_then_history_after_an_id(manager: Manager, tmp_path: Path) -> None:
     job = manager.submit(tmp_path / "store").json()["job"]
-    manager.wait(job, lambda view: len(view["vms"]) == 2)
+    manager.client.post(f"/jobs/{job}/stop")
+    manager.wait(job, lambda view: view["status"] == "stopped")
     headers = {"Authorization": f"Bearer {manager.token}", "Last-Event-ID": "1"}
     with manager.http.stream("GET", f"/api/v1/jobs/{job}/stream", headers=headers) as response:
         seen: list[str] = []

@@ -28,10 +28,12 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Manager]:
 
 
 @pytest.fixture
-def job(manager: Manager, tmp_path: Path) -> str:
+def job(manager: Manager, tmp_path: Path) -> Iterator[str]:
+    """One that asks for two VMs. Jobs queue for them: it is the only one that does."""
     name = manager.submit(tmp_path / "store").json()["job"]
     manager.wait(name, lambda view: len(view["vms"]) == 2)
-    return name
+    yield name
+    manager.client.post(f"/jobs/{name}/stop")
 
 
 def token_of(manager: Manager, job: str, scope: Scope = Scope.JOIN, ttl_s: float = 600.0) -> str:
