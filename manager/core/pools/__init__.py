@@ -1,1 +1,1 @@
-"""How VMs that several jobs want are shared among them: what each claims, and its share."""
+"""How VMs that several jobs want are shared among them: what each claims, its share, and what it gives up."""
