@@ -87,7 +87,6 @@ def token_of(manager: Manager, job: str, scope: Scope) -> str:
 
 def test_a_vm_fetches_with_its_join_token_and_nobody_else_does(manager: Manager, tmp_path: Path) -> None:
     job = manager.submit(tmp_path / "store").json()["job"]
-    other = manager.submit(tmp_path / "other").json()["job"]
     boot = {
         "manager_url": manager.url,
         "job": job,
@@ -105,7 +104,7 @@ def test_a_vm_fetches_with_its_join_token_and_nobody_else_does(manager: Manager,
     assert manager.http.get(path, headers=worker).status_code == 200
     assert manager.http.get(path).status_code == 401
     assert manager.http.get(path, headers={"Authorization": f"Bearer {manager.token}"}).status_code == 401
-    stranger = {"Authorization": f"Bearer {token_of(manager, other, Scope.JOIN)}"}
+    stranger = {"Authorization": f"Bearer {token_of(manager, 'other-job', Scope.JOIN)}"}
     assert manager.http.get(path, headers=stranger).status_code == 403
 
 

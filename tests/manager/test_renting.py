@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from core_script import Script
-from makara.manager.core import Observations, Timing, fold
+from makara.manager.core import Observations, fold
 from makara.manager.core.commands import ReleaseVm, RequestVm
 from makara.manager.core.cost import bill, hourly_ceiling, noted, spent_by
 from makara.manager.core.events import (
@@ -535,9 +535,12 @@ def test_too_few_vms_that_live_do_not_train_and_a_person_is_asked() -> None:
 
 
 def test_whom_a_person_had_go_on_the_first_is_tried_alone_again() -> None:
-    patient = Script(timing=Timing(keep_waiting_s=100_000.0))
-    script = until_none_is_asked_for(rented(patient, offer(), min_nodes=2))
-    pass_time(script, script.timing.console_s + 10.0)
+    script = until_none_is_asked_for(rented(Script(), offer()))
+    (vm,) = script.state.live_vms
+    script.workers.clear()
+    script.event(VmTerminated(now=script.now, vm=vm.vm))
+    script.wait()
+    assert script.count(PersonNeeded) == 1
     requested = script.count(RequestVm)
     script.event(ResumeRequested(now=script.now, how=Resumption.AGAIN))
     pass_time(script, 5.0)

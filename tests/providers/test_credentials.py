@@ -15,7 +15,7 @@ from azure_stand import AzureCloud, StaticCredential, user_data
 from botocore.exceptions import ClientError, CredentialRetrievalError, NoCredentialsError, SSOError
 from makara.manager.providers import NotAllowed, ProviderError, Unauthenticated
 from makara.manager.providers.aws import AwsProvider
-from makara.manager.providers.aws.errors import translated
+from makara.manager.providers.aws.errors import RegionDisabled, translated
 from makara.manager.providers.azure import errors
 from makara.manager.providers.azure.opening import Renewed
 from makara.manager.providers.azure.provider import AzureProvider
@@ -32,7 +32,7 @@ from provider_stands import boot_of
         ("AuthFailure", 401, Unauthenticated),
         ("InvalidClientTokenId", 403, Unauthenticated),
         ("UnauthorizedOperation", 403, NotAllowed),
-        ("OptInRequired", 401, NotAllowed),
+        ("OptInRequired", 401, RegionDisabled),
     ],
 )
 def test_aws_tells_a_passing_fault_of_credentials_from_a_missing_right(

@@ -150,7 +150,7 @@ def refusal(response: httpx.Response) -> dict[str, str]:
         (
             {"resources": {"provider": "aws", "instance_type": "m5.large", "region": "us-east-1"}},
             "resources.provider",
-            "has no provider aws; it has local, static",
+            "has no provider aws; expected local, static",
         ),
         ({"envs": {"A": "x\0"}}, "envs.A", "NUL"),
         ({"envs": {"A=B": "x"}}, "envs", "no name of an environment variable"),
