@@ -160,7 +160,7 @@ def play(seed: int, home: Path) -> tuple[float, float]:
 
 @pytest.mark.slow
 def test_nobody_is_asked_in_vain_and_absences_are_counted_as_they_were(tmp_path: Path) -> None:
-    for seed in seeds(40):
+    for seed in range(20_000, 20_012):  # others are drawn by the long test
         play(seed, tmp_path / str(seed))
 
 

@@ -10,7 +10,7 @@ from makara.manager.core.pools.shares import Claim, Share, Sharing, shares
 from pool_history import Divide, PoolHistory, Violated
 
 POOL, CLOUD = "static", "aws/r/large"
-_SEEDS = 60
+_SEEDS = 30
 
 
 def claim(
