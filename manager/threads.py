@@ -30,7 +30,6 @@ class CallKind(StrEnum):
     PLANNING = "planning", 2  # keeps a core busy; more would only slow the event loop
     GROWTH = "growth", 1  # whether more VMs would pay; separate, so that it delays no plan
     RANKING = "ranking", 1  # of plans, for the API
-    AHEAD = "ahead", 1  # what the planner may be asked next
     LIST_VMS = "list_vms", 1  # by provider
     OFFERS = "offers", 1  # by provider
     CHECK_WISH = "check_wish", 4  # by provider: checks of a job before it is accepted

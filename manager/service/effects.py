@@ -31,7 +31,7 @@ from ..core.strikes.table import Kind
 from ..providers import Provider, ProviderError, Throttled
 from ..spec.start_source import StartSource
 from ..threads import CallKind, Threads, told_when_slow
-from .planner.planner import Planner
+from .planner import Planner
 from .planning import Choose, compute_plan
 from .quarantine import Quarantined
 from .retrying import CommandAbandoned, pauses

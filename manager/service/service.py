@@ -41,7 +41,6 @@ from .files import JobFiles
 from .job_loop import JobLoops
 from .journal import SqliteJournal
 from .journal_text import Unreadable
-from .planner.answers_ahead import AnswersAhead
 from .planning import Choose, compute_plan
 from .pubsub import Hub, LiveUpdate, to_json
 from .quarantine import Quarantined, quarantine_for
@@ -164,7 +163,6 @@ class Service:
             handle=self.handle,
             clock=self.clock,
         )
-        self._ahead = AnswersAhead(self.jobs, self.effects.planner, self.threads, self.timing)
         self._loops = JobLoops(
             timing=self.timing,
             config=config,
@@ -237,8 +235,7 @@ class Service:
                 await self.handle(job.job, ManagerStarted(now=self.clock()))
         watches = [watch.run for watch in self.watches.values()]
         closings = [watch.follow_closings for name, watch in self.watches.items() if name in CLOUDS]
-        ahead = [self._ahead.run] if self.effects.planner.can_look_ahead else []
-        loops = (self._tick, self._sweep, self._offers.run, *ahead, *watches, *closings)
+        loops = (self._tick, self._sweep, self._offers.run, *watches, *closings)
         self._tasks = [asyncio.create_task(self._guard(loop)) for loop in loops]
 
     async def _start_pending(self) -> None:

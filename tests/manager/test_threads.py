@@ -17,8 +17,7 @@ from makara.manager.core.commands import ComputeGrowth, ComputePlan, OpenHead, R
 from makara.manager.core.events import PlanComputed
 from makara.manager.core.state import JobState
 from makara.manager.providers import Resource
-from makara.manager.service import store_commands
-from makara.manager.service.planner import planner
+from makara.manager.service import planner, store_commands
 from makara.manager.threads import CallKind, CallQueue, Threads, told_when_slow
 
 

@@ -4,7 +4,7 @@ In: a job's state, and `ComputePlan` or `ComputeGrowth`; out: their answers. Whe
 `service.planner` to say.
 """
 
-from .answers import Choose, compute_plan, search_ahead
+from .answers import Choose, compute_plan
 from .growth import compute_growth
 
-__all__ = ["Choose", "compute_growth", "compute_plan", "search_ahead"]
+__all__ = ["Choose", "compute_growth", "compute_plan"]

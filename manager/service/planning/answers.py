@@ -5,50 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ....morphing import Infeasible
+from ....morphing import Infeasible, choose
 from ....simulator import InvalidCalibration
 from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import JobState
-from ..planner.answer_table import Search
-from .present_plan import or_present, reroute_ahead
+from .present_plan import or_present
 from .requests import request_of
 from .weighing import Offer, passed_over, weighed
-
-_SEARCH = Search()
 
 Choose: TypeAlias = Callable[[JobState, ComputePlan, Callable[[], float]], PlanComputed]
 """From a job's state, the core's question and a clock to the plan that its workers are to follow."""
 
 
-def compute_plan(
-    state: JobState, command: ComputePlan, clock: Callable[[], float], search: Search = _SEARCH
-) -> PlanComputed:
+def compute_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     """The best plan for the command's workers, or why there is none. Blocks; pure but for `clock`.
 
     A plan that keeps what is there is taken where it is worth as much: the one that runs, or ran, rerouted,
     or one around the pipelines that are whole.
     """
     try:
-        return or_present(state, command, best_plan(state, command, clock, search), search)
+        return or_present(state, command, best_plan(state, command, clock))
     except InvalidCalibration as error:
         return _none(command, clock, f"the calibration cannot be used: {error}")
 
 
-def search_ahead(state: JobState, command: ComputePlan, search: Search) -> None:
-    """The searches of `compute_plan`, for one that keeps their results. Plans around whole pipelines are not
-    looked for: they depend on when others join. Raises `InvalidCalibration`."""
-    request = request_of(state, command.workers, command.generation, command.risk)
-    search.choose(request)
-    reroute_ahead(state, command, request, search)
-
-
-def best_plan(
-    state: JobState, command: ComputePlan, clock: Callable[[], float], search: Search = _SEARCH
-) -> PlanComputed:
+def best_plan(state: JobState, command: ComputePlan, clock: Callable[[], float]) -> PlanComputed:
     """The best new plan for the command's workers, whatever ran before. Raises `InvalidCalibration`."""
     request = request_of(state, command.workers, command.generation, command.risk)
-    answer = search.choose(request)
+    answer = choose(request)
     if isinstance(answer, Infeasible):
         return _none(command, clock, answer.reason)
     best = Offer("best", request, answer.plan, answer.workers, answer.predicted_s)

@@ -9,40 +9,34 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ....morphing import Before, Choice, Infeasible, Request, copies_in, reformed
+from ....morphing import Before, Choice, Infeasible, Request, copies_in, reformed, rerouted
 from ....pipeline import Plan
 from ....simulator import simulate
 from ...core.alternatives import Alternative
 from ...core.commands import ComputePlan
 from ...core.events import PlanComputed
 from ...core.state import Generation, JobState
-from ..planner.answer_table import Search
 from .requests import request_of
 from .weighing import Offer, num_copies, weighed
 
-_SEARCH = Search()
 _FEWER_COPIES = "some section would live on fewer VMs than the job asks for"
 
 
-def or_present(
-    state: JobState, command: ComputePlan, answer: PlanComputed, search: Search = _SEARCH
-) -> PlanComputed:
+def or_present(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
     """The answer, or a plan that keeps what is there if that is worth as much; with what each is worth."""
     if command.reconsider:
         return _or_running(state, command, answer)
-    return or_keeping(state, command, answer, search)
+    return or_keeping(state, command, answer)
 
 
-def or_keeping(
-    state: JobState, command: ComputePlan, answer: PlanComputed, search: Search = _SEARCH
-) -> PlanComputed:
+def or_keeping(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
     """The answer, or the plan that ran, rerouted around workers that are gone, or one around the pipelines
     that are whole."""
     if command.lasts_s is None or not state.hosts_plan or state.calibration is None:
         return answer
     request = request_of(state, command.workers, command.generation, command.risk)
     ran = _ran(state)
-    found, shape = search.rerouted(request, ran), ran.plan.shape
+    found, shape = rerouted(request, ran), ran.plan.shape
     ends_s, most_s = _ends_s(command), math.inf
     if isinstance(found, Choice) and _has_fewer_copies(request, found, answer):
         most_s = command.fewer_copies_s
@@ -67,12 +61,6 @@ def or_keeping(
     taken = by_worth[0][0]
     until = None if taken.name == "best" else answer.now + command.lasts_s
     return _taking(taken, _beside(answer, by_worth)).model_copy(update={"best_until": until})
-
-
-def reroute_ahead(state: JobState, command: ComputePlan, request: Request, search: Search) -> None:
-    """The search of `or_keeping`, for one that keeps its result."""
-    if command.lasts_s is not None and state.hosts_plan and state.calibration is not None:
-        search.rerouted(request, _ran(state))
 
 
 def _or_running(state: JobState, command: ComputePlan, answer: PlanComputed) -> PlanComputed:
