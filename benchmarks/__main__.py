@@ -19,10 +19,11 @@ from .report import save, show
 PARTS = {
     "trace_big": "the paper's 2.5-billion-parameter GPT-2, traced and cut (half a minute)",
     "planning": "what planning and gradient sums cost (half a minute)",
+    "sizes": "planning for 24 to 10,000 workers, by what they are like (1 minute)",
     "failures": "plans for every number of failures, templates for every number of VMs (3 minutes)",
     "replay": "a whole job over an availability trace, a month, a thousand VMs (1 minute)",
     "markets": "every policy over made-up markets, beside the chooser (an hour; --quick: 3 minutes)",
-    "manager": "a manager with 1,000 VMs in one job, 10,000 ever, through sockets (2 minutes)",
+    "manager": "a manager with 250 to 2,000 VMs in one job, 10,000 ever, through sockets (8 minutes)",
     "page": "the page of a job of 300,000 steps: bytes, processor time, memory (1 minute)",
     "past": "what VMs and generations that are over take of a manager's memory (seconds)",
     "clouds": "a manager that rents 150 VMs for three jobs from a stand-in of AWS (an hour, or --minutes)",

@@ -56,7 +56,7 @@ class RentedVm(Vm):
         if generation is None or generation.kind != "train" or worker.generation >= generation.number:
             return
         if generation.phase == "prepare" and worker.prepared < generation.number:
-            first = generation.members[0].worker == worker.worker
+            first = generation.first == worker.worker
             self.change(prepared=generation.number, endpoint="10.0.0.1:1" if first else None)
         elif generation.phase == "go":
             step = self._steps[self._job]

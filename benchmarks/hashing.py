@@ -71,11 +71,11 @@ def _row(job: Job) -> Row:
     chain = split(traced := trace(job.training, job.microbatch_size, SEED), choose_cuts(traced))
     plan = grid([Range(0, chain.num_sections)], 1, job.num_micro_batches, generation=1)
     listener = Listener("127.0.0.1")
-    order = GenerationOrder(
+    order = GenerationOrder.of(
+        [Member(worker="v.0", address="127.0.0.1")],
+        plan.to_json(),
         number=1,
         phase="go",
-        plan=plan.to_json(),
-        members=[Member(worker="v.0", address="127.0.0.1")],
         endpoint=listener.endpoint,
     )
     session, device = Session(order, "v.0", listener), torch.device("cpu")
@@ -87,6 +87,7 @@ def _row(job: Job) -> Row:
     parts = buckets(chain, plan)
     with tempfile.TemporaryDirectory() as folder:
         store = open_store(Path(folder).as_uri())
+        session.rendezvous()
         join_generation(session, state, CheckpointLocation(store, "job"), parts)
     stepper = Stepper(session, state, batches, parts, device)
     stepper.replicas.close()

@@ -7,7 +7,6 @@ standard input, then an empty one. The next lines are commands: be ready to trai
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 import time
 from pathlib import Path
@@ -34,11 +33,11 @@ _AT_A_TIME = 5  # connections that are being opened
 class Vm:
     """One VM with one worker; a `makara.worker.agent.connection.Peer`."""
 
-    def __init__(self, boot: BootConfig) -> None:
+    def __init__(self, boot: BootConfig, last_rank: int) -> None:
         Path(boot.directory).mkdir()
         self.connection = connection.ManagerConnection(boot, self)
         self.connected = asyncio.Event()
-        self._vm = boot.vm
+        self._vm, self._last_rank = boot.vm, last_rank
         self._orders = Orders(version=0, action="idle")
         self._backlog = metrics_backlog()
         self._sequence = self._count = 0
@@ -51,7 +50,7 @@ class Vm:
         if generation is None:
             return
         if generation.phase == "prepare" and self._worker.prepared < generation.number:
-            first = generation.members[0].worker == self._worker.worker
+            first = generation.first == self._worker.worker
             self.change(prepared=generation.number, endpoint="10.0.0.1:1" if first else None)
         if generation.phase == "go" and self._worker.generation < generation.number:
             formed = Formed(generation=generation.number, step=self._worker.step, rung="start", phases_s={})
@@ -71,7 +70,7 @@ class Vm:
         generation = self._orders.generation
         assert generation is not None, "it trains"
         step = self._worker.step + 1
-        if self._worker.worker in (generation.members[0].worker, generation.members[-1].worker):
+        if generation.ranks[self._worker.worker] in (0, self._last_rank):
             metrics = StepMetrics(
                 step=step, generation=generation.number, loss=1.0, grad_norm=1.0, seconds=seconds, samples=1
             )
@@ -89,7 +88,6 @@ class Vm:
             workers=[self._worker],
             metrics=self._backlog.take(self._sequence, limit_bytes),
             progress=[Progress(count=self._count, at=At.COMPUTING)],
-            keeps_plans=True,
         )
         if may_beat and (beat := as_beat(report, self._told)) is not None:
             return beat
@@ -97,14 +95,13 @@ class Vm:
         return report.model_dump_json()
 
 
-# All are told the same, and one process of many agents would take longer to read it than a thousand machines.
-connection.read_to_agent = functools.lru_cache(maxsize=16)(connection.read_to_agent)
-
-
 async def main(url: str, folder: Path, step_s: float) -> None:
     tokens = dict(line.split() for line in iter(sys.stdin.readline, "\n"))
     vms = [
-        Vm(BootConfig(vm=vm, job="j", manager_url=url, join_token=token, directory=str(folder / vm)))
+        Vm(
+            BootConfig(vm=vm, job="j", manager_url=url, join_token=token, directory=str(folder / vm)),
+            len(tokens) - 1,
+        )
         for vm, token in tokens.items()
     ]
     connections: list[asyncio.Task[None]] = []

@@ -132,11 +132,11 @@ class Ours:
         listener = Listener("127.0.0.1") if rank == 0 else None
         shared: list[str | None] = [listener.endpoint if listener else None]
         dist.broadcast_object_list(shared)
-        order = GenerationOrder(
+        order = GenerationOrder.of(
+            [Member(worker=str(index), address="127.0.0.1") for index in range(setting.depth)],
+            plan.to_json(),
             number=1,
             phase="go",
-            plan=plan.to_json(),
-            members=[Member(worker=str(index), address="127.0.0.1") for index in range(setting.depth)],
             endpoint=shared[0],
         )
         job = training(setting.num_blocks, setting.width, setting.block_s, setting.samples)

@@ -22,12 +22,12 @@ def sweeps() -> list[Figure]:
     `first`: nothing is known of the calibration.
     """
     warm_up(wait=True)
-    choose(_request(128, _uneven(0)))
-    fresh = [_request(128, _uneven(seed)) for seed in range(1, 1 + _REPEATS)]
-    known, jittery = _request(128, _uneven(0)), _request(128, _jittery(_uneven(0)))
-    many = _request(10_000, _uneven(0))
-    split = [_request(128, _halved(_uneven(seed))) for seed in range(1, 1 + _REPEATS)]
-    many_split = _request(10_000, _halved(_uneven(0)))
+    choose(request(128, uneven(0)))
+    fresh = [request(128, uneven(seed)) for seed in range(1, 1 + _REPEATS)]
+    known, jittery = request(128, uneven(0)), request(128, _jittery(uneven(0)))
+    many = request(10_000, uneven(0))
+    split = [request(128, _halved(uneven(seed))) for seed in range(1, 1 + _REPEATS)]
+    many_split = request(10_000, _halved(uneven(0)))
     return [
         ("first sweep of a job, G=128 K=54 N=8192", *_median(fresh)),
         ("sweep, G=128 K=54 N=8192", *_median([known] * _REPEATS)),
@@ -38,7 +38,7 @@ def sweeps() -> list[Figure]:
     ]
 
 
-def _uneven(seed: int) -> Calibration:
+def uneven(seed: int) -> Calibration:
     """Blocks whose times differ by up to 20 %."""
     draw, even = random.Random(seed), calibration()
     factors = [draw.uniform(1.0, 1.2) for _ in even.forward_s]
@@ -65,7 +65,7 @@ def _jittery(even: Calibration) -> Calibration:
     return replace(even, inter_vm=link, intra_vm=link)
 
 
-def _request(num_workers: int, model: Calibration) -> Request:
+def request(num_workers: int, model: Calibration) -> Request:
     return Request(
         calibration=model,
         num_sections=model.num_sections,

@@ -162,11 +162,11 @@ def form(
 
     Returns when all were prepared, and when the store was opened for the generation.
     """
-    order = GenerationOrder(
+    order = GenerationOrder.of(
+        [Member(worker=trainer.worker, address="127.0.0.1") for trainer in trainers],
+        plan.to_json(),
         number=plan.generation,
         phase="prepare",
-        plan=plan.to_json(),
-        members=[Member(worker=trainer.worker, address="127.0.0.1") for trainer in trainers],
     )
     for trainer in trainers:
         trainer.order(action="train", recipe=recipe, generation=order, abandoned=abandoned)

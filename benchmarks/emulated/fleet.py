@@ -93,11 +93,11 @@ class Fleet:
     def generation(self, plan: Plan, members: Sequence[str]) -> GenerationOrder:
         """The next generation; its first member is asked to listen."""
         self._generation += 1
-        return GenerationOrder(
+        return GenerationOrder.of(
+            [Member(worker=name, address="127.0.0.1") for name in members],
+            {**plan.to_json(), "generation": self._generation},
             number=self._generation,
             phase="go",
-            plan={**plan.to_json(), "generation": self._generation},
-            members=[Member(worker=name, address="127.0.0.1") for name in members],
             endpoint=self.tell(members[:1], "listen")[0],
         )
 

@@ -170,7 +170,7 @@ class WorkerProcess:
 
     @contextmanager
     def _session(self, order: Generation) -> Iterator[_Session]:
-        rank = [member.worker for member in order.order.members].index(self.name)
+        rank = order.order.ranks[self.name]
         session = _Session(order, self.name, rank, self._listener if rank == 0 else None)
         self._newest = session  # others may need its store until all have come to the next one
         try:
@@ -185,6 +185,7 @@ class WorkerProcess:
 
     def _run(self, order: Assignment) -> Report:
         with self._session(order) as session:
+            session.rendezvous()
             parts = buckets(self._chain, session.plan)
             with tempfile.TemporaryDirectory() as nowhere:  # there are no checkpoints
                 location = CheckpointLocation(open_store(Path(nowhere).as_uri()), "job")

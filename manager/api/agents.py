@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from functools import partial
 
 from fastapi import APIRouter, HTTPException, Request, Response, WebSocket, WebSocketDisconnect
@@ -19,7 +18,6 @@ from fastapi.responses import FileResponse
 
 from ...protocol.frames import Malformed, Misfit, makara_version, read_report_or_beat
 from ...protocol.messages import (
-    PLANS_KEPT,
     PROTOCOL,
     Beat,
     Credential,
@@ -84,7 +82,6 @@ class AgentConnection:
         self._orders: Orders | None = None
         self._acknowledged: int | None = None
         self._report: Report | None = None  # the newest, updated by the beats after it
-        self._plans: deque[str] = deque(maxlen=PLANS_KEPT)  # sent on this connection
         self._said_at = time.monotonic()
         self._renewal_due = True
         self._wake = asyncio.Event()
@@ -177,19 +174,11 @@ class AgentConnection:
                 await self._send(await self._credential())
             if self._orders is not None:
                 orders, self._orders = self._orders, None
-                await self._websocket.send_text(self._written(orders))
+                await self._send(orders)
             if self._acknowledged is not None:
                 sequence, self._acknowledged = self._acknowledged, None
                 await self._send(ReportAck(sequence=sequence))
         await self._websocket.close(self._close_code)
-
-    def _written(self, orders: Orders) -> str:
-        """As JSON, without a plan that this connection has carried, if its agent keeps plans."""
-        name = (orders.generation.plan_hash or None) if orders.generation is not None else None
-        known = name in self._plans and self._report is not None and self._report.keeps_plans
-        if name is not None and name not in self._plans:
-            self._plans.append(name)
-        return self._service.jobs[self._job].parts.to_json(orders, without_plan=known)
 
     async def _renew(self) -> None:
         while True:

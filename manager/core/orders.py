@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from dataclasses import dataclass, field
 
 from ...protocol.messages import GenerationOrder, JobSettings, Member, Orders
@@ -36,11 +35,11 @@ class Leases:
 
 
 class OrderParts:
-    """What the orders of all VMs of one job have in common: made, and written as JSON, once."""
+    """What the orders of all VMs of one job have in common, made once."""
 
     def __init__(self) -> None:
         self._settings: tuple[JobSpec, JobSettings] | None = None
-        self._generations: list[tuple[Generation, frozenset[str], GenerationOrder, str]] = []
+        self._generations: list[tuple[Generation, dict[str, GenerationOrder]]] = []
 
     def settings(self, state: JobState) -> JobSettings:
         """As the function of this name."""
@@ -53,34 +52,20 @@ class OrderParts:
         """The newest generation that concerns the VM: the planned one to prepare, else the open one."""
         for generation in (state.profile, state.planned, state.current):
             if generation is not None:
-                _, vms, order, _ = self._of(state, generation, secret)
-                if vm in vms:
+                order = self._of(state, generation, secret).get(vm)
+                if order is not None:
                     return order
         return None
 
-    def to_json(self, orders: Orders, *, without_plan: bool = False) -> str:
-        """As `model_dump_json`; the generation, which may be large, is not written again for each VM.
-
-        `without_plan`: for an agent that has it.
-        """
-        if without_plan and orders.generation is not None:
-            bare = orders.generation.model_copy(update={"plan": {}, "members": []})
-            return orders.model_copy(update={"generation": bare}).model_dump_json()
-        text = next((text for _, _, order, text in self._generations if order is orders.generation), None)
-        if text is None:
-            return orders.model_dump_json()
-        bare = orders.model_copy(update={"generation": None}).model_dump_json()
-        return bare.replace('"generation":null', f'"generation":{text}', 1)
-
-    def _of(
-        self, state: JobState, generation: Generation, secret: bytes
-    ) -> tuple[Generation, frozenset[str], GenerationOrder, str]:
-        made = next((made for made in self._generations if made[0] is generation), None)
+    def _of(self, state: JobState, generation: Generation, secret: bytes) -> dict[str, GenerationOrder]:
+        """The order to form this generation, for each VM that takes part."""
+        made = next((orders for one, orders in self._generations if one is generation), None)
         if made is None:
-            order = _order(state, generation, secret)
-            vms = frozenset(vm_of(worker) for worker, _ in generation.members)
-            made = generation, vms, order, order.model_dump_json()
-            self._generations = [*self._generations[-1:], made]  # one that runs and one that is planned
+            whole, workers = _order(state, generation, secret), dict[str, list[str]]()
+            for worker in whole.ranks:
+                workers.setdefault(vm_of(worker), []).append(worker)
+            made = {vm: whole.told_to(names) for vm, names in workers.items()}
+            self._generations = [*self._generations[-1:], (generation, made)]  # that runs, that is planned
         return made
 
 
@@ -132,18 +117,15 @@ def settings(state: JobState) -> JobSettings:
 
 
 def _order(state: JobState, generation: Generation, secret: bytes) -> GenerationOrder:
-    members = [(worker, state.vms[vm_of(worker)].address) for worker, _ in generation.members]
-    hashed = json.dumps([generation.plan, members], sort_keys=True).encode()
     known_by = f"{state.job}/{generation.number}"
     if generation.kind is GenerationKind.PROFILE:
         known_by = f"{state.job}/profile/{generation.number}"
-    return GenerationOrder(
+    return GenerationOrder.of(
+        [Member(worker=worker, address=state.vms[vm_of(worker)].address) for worker, _ in generation.members],
+        dict(generation.plan),
         number=generation.number,
         kind=generation.kind.value,
         phase="prepare" if generation.opened_at is None else "go",
-        plan=dict(generation.plan),
-        members=[Member(worker=worker, address=address) for worker, address in members],
-        plan_hash=hashlib.sha256(hashed).hexdigest() if generation.plan else "",
         checkpoints=list(generation.checkpoints),
         endpoint=generation.endpoint if generation.opened_at is not None else None,
         saves_only=generation.saves_only,

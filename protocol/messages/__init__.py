@@ -11,7 +11,6 @@ from __future__ import annotations
 from .base import (
     INCARNATIONS,
     KEEPS_STEPS,
-    PLANS_KEPT,
     PROTOCOL,
     TRAINER_PROTOCOL,
     CheckpointRef,
@@ -20,7 +19,7 @@ from .base import (
 )
 from .boot import METADATA_URL, BootConfig, NoticeFile, NoticeSource, StoreIdentity, TrainerUser, VmEnding
 from .connection import TO_AGENT, Credential, Refusal, ReportAck, ToAgent, Welcome
-from .orders import GenerationOrder, JobSettings, Member, Orders, StoreConfig
+from .orders import GenerationOrder, JobSettings, Member, Orders, StoreConfig, plan_hash
 from .recipe import Recipe
 from .reports import (
     At,
@@ -65,7 +64,6 @@ __all__ = [
     "NoticeFile",
     "NoticeSource",
     "Orders",
-    "PLANS_KEPT",
     "PROTOCOL",
     "Phase",
     "Profile",
@@ -87,4 +85,5 @@ __all__ = [
     "VmEnding",
     "Welcome",
     "WorkerReport",
+    "plan_hash",
 ]

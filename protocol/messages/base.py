@@ -12,19 +12,16 @@ from ..unknown_values import or_else
 
 # Raised when an older side would misread what a newer one says. New fields and frames need no new number:
 # they have defaults, and are passed over where they are not known.
-PROTOCOL = 1
+PROTOCOL = 2  # a plan is sent to one VM of its generation
 # Raised when trainers of two versions could not form a generation, or train in it, together: what they say to
 # each other, and in which order, is no matter of the manager's.
-TRAINER_PROTOCOL = 12  # members say whose state their copies are
+TRAINER_PROTOCOL = 13  # rank 0 gives the others plan and members
 KEEPS_STEPS = 5  # the first protocol whose trainers keep what they have of a step over generations
 
 
 DeviceKind = Annotated[Literal["cpu", "cuda", "other"], or_else("other")]
 """Other: of a kind that this version does not know, and cannot plan for."""
 
-
-# Of one connection, by both sides: the plan that runs and the one that is prepared.
-PLANS_KEPT = 2
 
 # Of one worker slot, for each agent that its VM has: a reboot starts another.
 INCARNATIONS = 10_000

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from .base import Message
+from .base import PROTOCOL, Message
 from .orders import Orders
 
 
@@ -23,7 +23,7 @@ class Welcome(Message):
     type: Literal["welcome"] = "welcome"
     heartbeat_s: float
     server_time: float  # Unix seconds, for logs only
-    protocol: int = 1
+    protocol: int = PROTOCOL
     makara: str = ""  # version of the manager
     manager: str = ""  # which manager this is: the same over its restarts
     max_report_bytes: int = 1 << 24  # a larger report closes the connection

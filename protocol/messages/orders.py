@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -58,21 +61,52 @@ class Member(Message):
 
 
 class GenerationOrder(Message):
-    """Generation `number`: get ready for it (`prepare`), then switch to it (`go`)."""
+    """Generation `number`: get ready for it (`prepare`), then switch to it (`go`).
+
+    Plan and members grow with the cluster, so only the VM of rank 0 is told them. It gives them to the others
+    at the rendezvous, who check them by `plan_hash`.
+    """
 
     number: int = Field(ge=1)
     # Those of kind `profile` measure the model, have no plan, and are numbered by themselves.
     kind: Literal["train", "profile"] = "train"
     phase: Literal["prepare", "go"]
-    # Plan and members are left out where this connection has carried them; by `plan_hash` they are found.
-    plan: dict[str, Any] = Field(default_factory=dict)  # makara.pipeline.Plan.to_json()
-    members: list[Member] = Field(default_factory=list)
-    plan_hash: str = ""
+    first: str = ""  # the worker of rank 0
+    ranks: dict[str, int] = Field(default_factory=dict)  # of the VM's own workers that take part
+    plan: dict[str, Any] = Field(default_factory=dict)  # makara.pipeline.Plan.to_json(); for rank 0's VM
+    members: list[Member] = Field(default_factory=list)  # by rank; for rank 0's VM
+    plan_hash: str = ""  # see the function of this name
     checkpoints: list[CheckpointRef] = Field(default_factory=list)  # published, newest first; the base first
     endpoint: str | None = None  # host:port of the rendezvous on rank 0; present with `go`
     key: str = Field(default="", repr=False)  # by which its members know each other
     void_until: int = 0  # states that were agreed on in generations up to this one may be wrong everywhere
     saves_only: bool = False  # publish a checkpoint of what it forms with, and hold: take no step
+
+    @classmethod
+    def of(
+        cls, members: Sequence[Member], plan: dict[str, Any] | None = None, **fields: Any
+    ) -> GenerationOrder:
+        """The order with all that its members know between them; `fields` are the others."""
+        return cls(
+            first=members[0].worker,
+            ranks={member.worker: rank for rank, member in enumerate(members)},
+            plan=plan or {},
+            members=list(members),
+            plan_hash=plan_hash(plan or {}, members),
+            **fields,
+        )
+
+    def told_to(self, workers: Collection[str]) -> GenerationOrder:
+        """What the VM of these workers is told."""
+        own = {worker: self.ranks[worker] for worker in workers}
+        left_out = {} if 0 in own.values() else {"plan": {}, "members": []}
+        return self.model_copy(update={"ranks": own, **left_out})
+
+
+def plan_hash(plan: dict[str, Any], members: Sequence[Member]) -> str:
+    """SHA-256 of a plan and the members that form it."""
+    named = [[member.worker, member.address] for member in members]
+    return hashlib.sha256(json.dumps([plan, named], sort_keys=True).encode()).hexdigest()
 
 
 class Orders(Message):

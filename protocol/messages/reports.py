@@ -20,7 +20,7 @@ from ..bounds import (
     Text,
 )
 from ..unknown_values import or_else
-from .base import CheckpointRef, DeviceKind, Message
+from .base import PROTOCOL, CheckpointRef, DeviceKind, Message
 from .recipe import Recipe
 
 _INDICES = frozenset(str(index) for index in range(MOST_DEVICES))
@@ -233,8 +233,7 @@ class Report(Message):
     at_risk: bool = False  # the cloud says that it may take this VM sooner than others
     leaving: Text | None = None  # the VM ends itself, and why
     holding: Text | None = None  # why its trainers hold, whatever the orders say
-    keeps_plans: bool = False  # the last `PLANS_KEPT` plans of this connection need not be sent again
-    protocol: Count = 1
+    protocol: Count = PROTOCOL
     makara: Name = ""  # version of the agent
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_script import RECIPE, Script
 from makara.manager.core.events import StopRequested, VmTerminated
 from makara.manager.core.orders import Leases, orders
-from makara.protocol.messages import Orders, Phase, WorkerReport
+from makara.protocol.messages import Member, Orders, Phase, WorkerReport, plan_hash
 
 
 def test_a_stranger_is_told_to_shut_down() -> None:
@@ -40,7 +40,7 @@ def test_one_worker_is_told_to_profile_until_the_recipe_is_known() -> None:
     told = orders(script.state, first)
     assert told.generation is not None
     assert (told.action, told.generation.kind) == ("profile", "profile")
-    assert [member.worker for member in told.generation.members] == [f"{first}.0"]
+    assert [member.worker for member in told.generation.members] == [told.generation.first] == [f"{first}.0"]
     assert orders(script.state, second).action == "idle"
     done = Script()
     workers = done.start(2)
@@ -54,10 +54,13 @@ def test_members_prepare_then_go() -> None:
     assert told.action == "train"
     assert told.generation is not None
     assert (told.generation.phase, told.generation.endpoint) == ("prepare", None)
-    assert [(m.worker, m.address) for m in told.generation.members] == [
-        (first, "10.0.0.1"),
-        (second, "10.0.0.1"),
-    ]
+    members = [Member(worker=worker, address="10.0.0.1") for worker in (first, second)]
+    assert told.generation.members == members
+    assert told.generation.plan_hash == plan_hash(told.generation.plan, members)
+    other = orders(script.state, second[:-2]).generation
+    assert other is not None
+    assert (other.first, other.ranks) == (first, {second: 1})
+    assert (other.members, other.plan, other.plan_hash) == ([], {}, told.generation.plan_hash)
     script.prepare()
     prepared = orders(script.state, first[:-2]).generation
     assert prepared is not None

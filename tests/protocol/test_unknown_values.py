@@ -72,8 +72,8 @@ def full_orders() -> Orders:
         store=StoreConfig(uri="file:///c"),
         bundle_sha256="b0",
     )
-    order = GenerationOrder(
-        number=1, phase="go", plan=plan_json(1, 1), members=[Member(worker="v.0", address="10.0.0.1")]
+    order = GenerationOrder.of(
+        [Member(worker="v.0", address="10.0.0.1")], plan_json(1, 1), number=1, phase="go"
     )
     return Orders(version=1, action="train", job=job, recipe=RECIPE, generation=order)
 

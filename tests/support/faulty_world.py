@@ -33,7 +33,7 @@ from makara.simulator import to_ns
 from rented_script import OFFER
 from world_checks import Broken, check_end, check_facts, check_heard
 from world_effects import perform
-from world_machines import Group, ProfileGroup, SimTrainer, SimVm
+from world_machines import Group, Meeting, SimTrainer, SimVm
 from world_protocol import die, obey
 
 TIMING = Timing(
@@ -97,7 +97,7 @@ class FaultyWorld(World[tuple[int, ...]]):
         self.vms: dict[str, SimVm] = {}
         self.released: set[str] = set()
         self.groups: dict[int, Group] = {}
-        self.profiles: dict[int, ProfileGroup] = {}
+        self.profiles: dict[int, Meeting] = {}
         self.faults_until = self.now + pick.uniform(0.0, 30.0)
         self.facts: list[Fact] = []
         self.pending: dict[str, Command] = {}

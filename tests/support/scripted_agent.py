@@ -134,7 +134,7 @@ class ScriptedAgent:
     def step(self, orders: Orders) -> None:
         assert orders.job is not None
         assert orders.generation is not None
-        leads = orders.generation.members[0].worker == self.worker.worker
+        leads = orders.generation.first == self.worker.worker
         if orders.hold:
             self.save(orders, leads)
             self.change(phase=Phase.HELD)

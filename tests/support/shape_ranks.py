@@ -39,10 +39,12 @@ def run_rank(
 ) -> None:
     """Form the generation and take its steps, as `worker.trainer.generation` does."""
     device = native_device()
-    session = Session(order, order.members[rank].worker, listener)
+    worker = order.members[rank].worker
+    session = Session(order.told_to([worker]), worker, listener)
     sums = PartialSums(chain, question.num_micro_batches, question.numerics, device)
     state = ModelState(RangeRuntime(chain, training, question.seed, device), training.clip_grad_norm, sums)
     batches = _batches(question, training)
+    session.rendezvous()
     parts = buckets(chain, session.plan)
     formed = join_generation(
         session, state, CheckpointLocation(open_store(path.parent.as_uri()), "job"), parts

@@ -85,11 +85,11 @@ def _start_ranks(
 ) -> None:
     members = [Member(worker=f"w{rank}", address="127.0.0.1") for rank in range(shape.workers)]
     listener = Listener("127.0.0.1")  # bound here, so that all know where; served by rank 0
-    order = GenerationOrder(
+    order = GenerationOrder.of(
+        members,
+        plan_of(shape, chain, question.num_micro_batches).to_json(),
         number=1,
         phase="go",
-        plan=plan_of(shape, chain, question.num_micro_batches).to_json(),
-        members=members,
         endpoint=listener.endpoint,
     )
     for rank in range(shape.workers):

@@ -130,9 +130,9 @@ class Fleet:
 
     def prepare(self, plan: Plan, workers: Sequence[str], donors: Sequence[str] = ()) -> None:
         members = [Member(worker=w, address=self.address(w)) for w in [*workers, *donors]]
-        order = GenerationOrder(number=plan.generation, phase="prepare", plan=plan.to_json(), members=members)
+        order = GenerationOrder.of(members, plan.to_json(), number=plan.generation, phase="prepare")
         for member in members:
-            self._generations[member.worker] = order
+            self._generations[member.worker] = order.told_to([member.worker])
             self.send(member.worker)
         self.wait(lambda: all(self.reports[m.worker].prepared >= plan.generation for m in members))
 
@@ -142,7 +142,7 @@ class Fleet:
         """All members, or these of them, may go to the generation."""
         if members is None:
             members = [w for w, order in self._generations.items() if order.number == number]
-        first = self._generations[members[0]].members[0].worker
+        first = self._generations[members[0]].first
         for worker in members:
             order = self._generations[worker].model_copy(
                 update={

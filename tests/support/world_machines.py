@@ -147,19 +147,31 @@ class SimVm(Vm[SimTrainer]):
 
 
 @dataclass(eq=False)
-class ProfileGroup:
-    """The members of a generation of kind `profile`, as they meet."""
+class Meeting:
+    """The members of a generation as they meet: rank 0 knows who they are."""
 
     order: GenerationOrder
     arrived: dict[str, SimTrainer] = field(default_factory=dict)
+
+    def arrive(self, trainer: SimTrainer, order: GenerationOrder) -> None:
+        self.arrived[trainer.worker] = trainer
+        if order.members:
+            self.order = order
+
+    @property
+    def names(self) -> list[str]:
+        """By rank; rank 0 alone, as long as it has not come."""
+        return [member.worker for member in self.order.members] or [self.order.first]
+
+    @property
+    def has_all(self) -> bool:
+        return all(name in self.arrived for name in self.names)
 
 
 @dataclass(eq=False)
-class Group:
+class Group(Meeting):
     """The process groups of one generation, as its members share them."""
 
-    order: GenerationOrder
-    arrived: dict[str, SimTrainer] = field(default_factory=dict)
     running: bool = False
     broken: bool = False
     publishing: bool = False
@@ -173,7 +185,3 @@ class Group:
         """Whether it holds after the next checkpoint."""
         workers = [self.arrived[name] for name in self.names[: self.num_workers]]
         return self.order.saves_only or all(trainer.hold for trainer in workers)
-
-    @property
-    def names(self) -> list[str]:
-        return [member.worker for member in self.order.members]

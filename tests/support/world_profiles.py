@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from makara.protocol.messages import GenerationOrder, Orders, Phase
-from world_machines import PROFILE, ProfileGroup, SimTrainer, measured_profile
+from world_machines import PROFILE, Meeting, SimTrainer, measured_profile
 
 if TYPE_CHECKING:
     from faulty_world import FaultyWorld
@@ -17,7 +17,7 @@ def measure(world: FaultyWorld, trainer: SimTrainer, orders: Orders) -> None:
     """Get ready for the one that is ordered, go into it, and leave one that is not wanted any more."""
     order = orders.generation
     wanted = orders.recipe is None and order is not None and order.kind == "profile"
-    if order is None or not wanted or trainer.worker not in [member.worker for member in order.members]:
+    if order is None or not wanted or trainer.worker not in order.ranks:
         leave(world, trainer)
         return
     if order.phase == "prepare":
@@ -44,13 +44,13 @@ def leave(world: FaultyWorld, trainer: SimTrainer) -> None:
 def enter(world: FaultyWorld, trainer: SimTrainer, order: GenerationOrder) -> None:
     trainer.phase, trainer.profile = Phase.PROFILING, None
     tell(world, trainer, generation=order.number, broken="")
-    group = world.profiles.setdefault(order.number, ProfileGroup(order))
-    group.arrived[trainer.worker] = trainer
-    if len(group.arrived) == len(order.members):
+    group = world.profiles.setdefault(order.number, Meeting(order))
+    group.arrive(trainer, order)
+    if group.has_all:
         world.after(world.random.uniform(0.1, 1.0), survey, world, group)
 
 
-def is_whole(world: FaultyWorld, group: ProfileGroup) -> bool:
+def is_whole(world: FaultyWorld, group: Meeting) -> bool:
     """Whether all members are in it still; else the others notice, sooner or later."""
     members = list(group.arrived.values())
     inside = [
@@ -65,13 +65,13 @@ def is_whole(world: FaultyWorld, group: ProfileGroup) -> bool:
     return False
 
 
-def break_off(world: FaultyWorld, trainer: SimTrainer, group: ProfileGroup) -> None:
+def break_off(world: FaultyWorld, trainer: SimTrainer, group: Meeting) -> None:
     if trainer.phase is Phase.PROFILING and trainer.profiling.generation == group.order.number:
         trainer.phase = Phase.IDLE
         tell(world, trainer, broken="it lost a peer")
 
 
-def survey(world: FaultyWorld, group: ProfileGroup) -> None:
+def survey(world: FaultyWorld, group: Meeting) -> None:
     """Rank 0 looks at the model, or in the store; then all measure their shares."""
     if again_later(world, survey, group) or not is_whole(world, group):
         return
@@ -83,7 +83,7 @@ def survey(world: FaultyWorld, group: ProfileGroup) -> None:
     world.after(world.random.uniform(0.1, 2.0), links, world, group)
 
 
-def links(world: FaultyWorld, group: ProfileGroup) -> None:
+def links(world: FaultyWorld, group: Meeting) -> None:
     """Now and then it comes to nothing."""
     if again_later(world, links, group) or not is_whole(world, group):
         return
@@ -96,16 +96,16 @@ def links(world: FaultyWorld, group: ProfileGroup) -> None:
         world.after(world.random.uniform(0.1, 1.0), finish, world, group)
 
 
-def finish(world: FaultyWorld, group: ProfileGroup) -> None:
+def finish(world: FaultyWorld, group: Meeting) -> None:
     if again_later(world, finish, group) or not is_whole(world, group):
         return
-    first, *others = (group.arrived[member.worker] for member in group.order.members)
+    first, *others = (group.arrived[name] for name in group.names)
     first.profile = measured_profile(links=bool(others)) if world.surveys else PROFILE
     for trainer in (first, *others):
         leave(world, trainer)
 
 
-def again_later(world: FaultyWorld, call: Any, group: ProfileGroup) -> bool:
+def again_later(world: FaultyWorld, call: Any, group: Meeting) -> bool:
     """Whether one of them is stopped: they wait for each other."""
     stopped = any(t.alive and (t.stopped or t.vm.stopped) for t in group.arrived.values())
     if stopped:

@@ -30,8 +30,12 @@ def obey(world: FaultyWorld, trainer: SimTrainer, orders: Orders) -> None:
     if orders.recipe is not None and trainer.graph_hash is None and trainer.phase is Phase.IDLE:
         world.after(0.2, traced, world, trainer)
     order = orders.generation
-    names = [member.worker for member in order.members] if order else []
-    if order is None or order.kind != "train" or trainer.worker not in names or trainer.graph_hash is None:
+    if (
+        order is None
+        or order.kind != "train"
+        or trainer.worker not in order.ranks
+        or trainer.graph_hash is None
+    ):
         return
     if order.number > trainer.prepared:
         trainer.prepared = order.number
@@ -56,18 +60,18 @@ def enter(world: FaultyWorld, trainer: SimTrainer) -> None:
     assert order is not None
     trainer.go, trainer.phase, trainer.generation, trainer.lost = None, Phase.FORMING, order.number, ()
     group = world.groups.setdefault(order.number, Group(order))
-    group.arrived[trainer.worker] = trainer
+    group.arrive(trainer, order)
     world.changed(trainer.vm)
     if group.broken:
         world.after(0.1, break_off, world, trainer, ())
-    elif len(group.arrived) == len(group.names):
+    elif group.has_all:
         world.after(world.random.uniform(0.05, 0.5), form, world, group)
     else:
         world.after(4.0, wait_ended, world, group)
 
 
 def wait_ended(world: FaultyWorld, group: Group) -> None:
-    if not group.running and len(group.arrived) < len(group.names):
+    if not group.running and not group.has_all:
         shatter(world, group, [name for name in group.names if name not in group.arrived])
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from http import HTTPStatus
-from pathlib import Path
 
 import psutil
 import pytest
@@ -19,8 +18,6 @@ from makara.protocol.messages import (
     Beat,
     DeviceInfo,
     Failure,
-    GenerationOrder,
-    Member,
     Orders,
     Phase,
     Progress,
@@ -31,9 +28,8 @@ from makara.protocol.messages import (
     Welcome,
     WorkerReport,
 )
-from makara.worker.agent.connection import ManagerConnection
 from makara.worker.agent.reports import as_beat, deaths_backlog, encode, metrics_backlog
-from scripted_manager import TIMEOUT_S, Manager, ends, play, plays, response, running
+from scripted_manager import Manager, ends, play, plays, response, running
 
 __all__ = ["play"]  # the fixture
 
@@ -284,39 +280,6 @@ class Listener:
 
     def report(self, limit_bytes: int, *, may_beat: bool) -> str:
         return a_report().model_dump_json()
-
-
-def test_a_plan_that_is_named_only_is_the_one_that_this_connection_carried(tmp_path: Path) -> None:
-    members = [Member(worker="v1.0", address="10.0.0.1")]
-    carried = {
-        n: GenerationOrder(number=n, phase="prepare", plan={"n": n}, members=members, plan_hash=f"hash {n}")
-        for n in (1, 2, 3)
-    }
-    named = {n: g.model_copy(update={"plan": {}, "members": [], "phase": "go"}) for n, g in carried.items()}
-
-    async def scenario() -> None:
-        manager, listener = Manager(tmp_path, "plain"), Listener()
-        await manager.open()
-        running = asyncio.create_task(ManagerConnection(manager.boot(), listener).run())
-        for order in (carried[1], carried[2], named[2], named[1], carried[3], named[2], named[3]):
-            await manager.order("train", generation=order)
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(listener.orders) < 7:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        told = [orders.generation for orders in listener.orders if orders.generation is not None]
-        assert [(g.plan["n"], g.number, g.members) for g in told] == [
-            (n, n, members) for n in (1, 2, 2, 1, 3, 2, 3)
-        ]
-        await manager.order("train", generation=named[1])  # only the last two are kept
-        await manager.until(lambda: len(manager.tokens) == 2)
-        await manager.order("train", generation=named[3])  # the connection that carried it is gone
-        await manager.until(lambda: len(manager.tokens) == 3)
-        assert len(listener.orders) == 7
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        await manager.close()
-
-    asyncio.run(scenario())
 
 
 def test_a_malformed_frames_values_are_not_told() -> None:

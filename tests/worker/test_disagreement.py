@@ -36,6 +36,8 @@ class Session:
     """A session of two members with the same state, which go on as two stages; only this one has sums.
     `others` is what the other one says that it will do, in place of the same."""
 
+    rendezvous_s = 0.0
+
     def __init__(self, num_sections: int, others: dict[int, str] | None = None) -> None:
         self.rank, self.number, self.members = 0, 2, ["one", "other"]
         half = num_sections // 2
@@ -44,8 +46,6 @@ class Session:
         self.checkpoints: list[Any] = []
         self.courier, self.progress = self, ProgressCounters()
         self._others = others or {}
-
-    def rendezvous(self) -> None: ...
 
     def introduce(self, choice: list[str]) -> list[Any]:
         return [choice, [self._others.get(place, chosen) for place, chosen in enumerate(choice)]]

@@ -46,6 +46,8 @@ class Wire:
 class Session:
     """A newcomer's session with one donor, abandoned while it waits for the donor to be ready."""
 
+    rendezvous_s = 0.0
+
     def __init__(self, state: ModelState, donor: ModelState, num_sections: int) -> None:
         self.rank, self.number, self.members = 0, 2, ["newcomer", "donor"]
         self.plan = grid([Range(0, num_sections)], 1, 2, generation=2)
@@ -53,8 +55,6 @@ class Session:
         self.checkpoints: list[Any] = []
         self.courier, self.progress = self, ProgressCounters()
         self._states = state, donor
-
-    def rendezvous(self) -> None: ...
 
     def introduce(self, choice: Any) -> list[Any]:
         return [choice] * len(self.members)
@@ -271,6 +271,7 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
     session: Any = SimpleNamespace(
         plan=SimpleNamespace(optimizer_on_host=False),
         trains=False,
+        rendezvous=lambda: said.append("rendezvous"),
         leave=lambda: said.append("bye"),
         void_until=0,
     )
@@ -285,4 +286,5 @@ def test_a_donor_has_left_when_the_manager_hears_of_it(
     job: Any = settings(tmp_path)
     outcome = generation.run_generation(session, model, job, cast(Any, None), control, lambda: 1)
     assert outcome is Phase.LEFT
-    assert said == ["discard", "join", "bye", "left"]  # activations take no memory while it forms
+    # Activations take no memory while it forms.
+    assert said == ["discard", "rendezvous", "join", "bye", "left"]

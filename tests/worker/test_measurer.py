@@ -30,7 +30,7 @@ def told(fleet: Fleet, worker: str) -> Profiling:
 def prepare(fleet: Fleet, number: int, *workers: str, without: str | None = None) -> GenerationOrder:
     """Have them get ready, as the manager does; `without` never hears of it. Returns the order to go."""
     members = [Member(worker=worker, address="127.0.0.1") for worker in workers]
-    order = GenerationOrder(number=number, kind="profile", phase="prepare", members=members, key="k")
+    order = GenerationOrder.of(members, number=number, kind="profile", phase="prepare", key="k")
     ready = [worker for worker in workers if worker != without]
     fleet.send(*ready, action="profile", generation=order)
     fleet.wait(lambda: all(told(fleet, worker).prepared == number for worker in ready))

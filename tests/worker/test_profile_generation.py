@@ -56,9 +56,7 @@ class Subject:
 
 def go(number: int, workers: Sequence[str], endpoint: str) -> GenerationOrder:
     members = [Member(worker=worker, address="127.0.0.1") for worker in workers]
-    return GenerationOrder(
-        number=number, kind="profile", phase="go", members=members, endpoint=endpoint, key="k"
-    )
+    return GenerationOrder.of(members, number=number, kind="profile", phase="go", endpoint=endpoint, key="k")
 
 
 def communicators(*workers: str) -> list[Communicator]:
@@ -66,7 +64,7 @@ def communicators(*workers: str) -> list[Communicator]:
     listener.serve()
     order = go(1, workers, listener.endpoint)
     return [
-        Communicator(order, worker, listener if rank == 0 else None, TIMEOUT_S)
+        Communicator(order.told_to([worker]), worker, listener if rank == 0 else None, TIMEOUT_S)
         for rank, worker in enumerate(workers)
     ]
 

@@ -228,7 +228,6 @@ class Agent:
             at_risk=self._notices.at_risk,
             leaving=self._leaving,
             holding=self._holding,
-            keeps_plans=True,
             protocol=PROTOCOL,
             makara=makara_version(),
         )

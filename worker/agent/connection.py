@@ -21,10 +21,8 @@ from websockets.http11 import Response
 
 from ...protocol.frames import Malformed, Misfit, UnknownOrder, read_refusal, read_to_agent
 from ...protocol.messages import (
-    PLANS_KEPT,
     BootConfig,
     Credential,
-    GenerationOrder,
     Orders,
     ReportAck,
     Welcome,
@@ -76,7 +74,6 @@ class ManagerConnection:
         self._welcomed = asyncio.Event()
         # Reset for each connection, since a manager with a restored journal counts from a smaller number.
         self._newest = 0
-        self._plans: dict[str, GenerationOrder] = {}  # by hash; the same ones that the manager assumes
         self._dirty = asyncio.Event()
 
     def changed(self) -> None:
@@ -105,7 +102,6 @@ class ManagerConnection:
         """Serve one connection, from its opening to its end."""
         self._welcomed.clear()
         self._takes_beats = False
-        self._plans.clear()
         self._newest = 0
         try:
             async with connect(
@@ -182,7 +178,6 @@ class ManagerConnection:
             case ReportAck(sequence=sequence):
                 self._peer.acknowledge(sequence)
             case Orders() as orders:
-                orders = self._with_plan(orders)
                 self._answer_s = orders.link_timeout_s
                 if orders.version >= self._newest:
                     self._newest = orders.version
@@ -192,21 +187,6 @@ class ManagerConnection:
         if self.unknown_order is None:
             self.heard_at = time.monotonic()
         self.refusal = None
-
-    def _with_plan(self, orders: Orders) -> Orders:
-        """The orders with their plan, if they only name one that this connection has carried."""
-        generation = orders.generation
-        if generation is None or not generation.plan_hash:
-            return orders
-        name = generation.plan_hash
-        if generation.plan:
-            if name not in self._plans:
-                self._plans = dict([*self._plans.items(), (name, generation)][-PLANS_KEPT:])
-            return orders
-        if name not in self._plans:
-            raise Malformed(f"generation {generation.number}: its plan was not sent on this connection")
-        known = {"plan": self._plans[name].plan, "members": self._plans[name].members}
-        return orders.model_copy(update={"generation": generation.model_copy(update=known)})
 
     async def _send(self, connection: ClientConnection) -> None:
         await self._welcomed.wait()  # the welcome says how large a report may be

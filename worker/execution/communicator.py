@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from ...protocol.messages import At, GenerationOrder
+from ...protocol.messages import At, GenerationOrder, Member, plan_hash
 from ..progress import ProgressCounters
 from .blocking import BlockingThread, Interrupt, PeersLost
 from .gloo import Listener, ProcessGroup, Store, connect, fetch
@@ -38,12 +39,14 @@ class Communicator:
     ) -> None:
         """`on_lost` is called whenever the link to another member breaks."""
         self.number = order.number
-        self.members = [member.worker for member in order.members]
-        self.rank = self.members.index(worker)
+        self.rank = order.ranks[worker]
+        self.members = [order.first]
+        """By rank. The others are known once `rendezvous` returns."""
+        self.rendezvous_s = 0.0
+        self._order = order
         self.progress = progress or ProgressCounters()
         self.interrupt = Interrupt(on_lost)
         self.courier = BlockingThread(f"collectives-g{order.number}", self.interrupt)
-        self.address = order.members[self.rank].address
         self._endpoint = order.endpoint
         self._key = order.key.encode()
         self._listener = listener
@@ -54,14 +57,38 @@ class Communicator:
         self._groups: list[ProcessGroup] = []
 
     def rendezvous(self) -> None:
-        """Serve the generation's store on rank 0; connect to it elsewhere."""
+        """Serve the generation's store on rank 0, and give all others plan and members there.
+
+        Raises `Interrupted`; `PeersLost`, naming rank 0, also for a plan that is not the manager's.
+        """
+        began = time.monotonic()
+        with self.progress.being(At.MEMBERS):
+            plan, members = self._meet()
+        if plan_hash(plan, members) != self._order.plan_hash:
+            self.interrupt.trip(PeersLost([0], "rank 0 gives another plan than the manager's"))
+            self.interrupt.check()
+        self.members = [member.worker for member in members]
+        self.address = members[self.rank].address
+        self._take_plan(plan)
+        self.rendezvous_s = time.monotonic() - began
+
+    def _meet(self) -> tuple[dict[str, Any], list[Member]]:
+        """Open the generation's store, or connect to it; what it says of the plan and the members."""
         listener, endpoint = self._listener, self._endpoint
         assert endpoint is not None, "a go order carries the rendezvous"
         if self.rank == 0:
             assert listener is not None, "rank 0 listens before it says that it is prepared"
-            self._store = self.courier.call(listener.serve, [0])
+            store = self._store = self.courier.call(listener.serve, [0])
+            told: Any = [self._order.plan, [member.model_dump() for member in self._order.members]]
+            self.courier.call(lambda: store.set("plan", _packed(told)), [0])
         else:
-            self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
+            store = self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
+            wait = partial(fetch, store, "plan", lambda: self.interrupt.tripped)
+            told = _unpacked(self.courier.call(wait, [0]))
+        return told[0], [Member.model_validate(member) for member in told[1]]
+
+    def _take_plan(self, plan: dict[str, Any]) -> None:
+        """What there is to do with the generation's plan once it is known; empty where it has none."""
 
     def board(self) -> Store:
         """A separate connection to the rendezvous store, for another thread. Raises `DistError`."""

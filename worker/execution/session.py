@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...pipeline.operations import Kind
 from ...pipeline.plan import Plan
@@ -14,7 +15,12 @@ from .gloo import Listener, ProcessGroup
 
 
 class Session(Communicator):
-    """Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold."""
+    """Ranks below `plan.num_workers` train; the others are donors, which hand over what they hold.
+
+    `plan` is known once `rendezvous` returns.
+    """
+
+    plan: Plan
 
     def __init__(
         self,
@@ -27,17 +33,19 @@ class Session(Communicator):
     ) -> None:
         """See `Communicator`."""
         super().__init__(order, worker, listener, link_timeout_s, progress, on_lost)
-        self.plan = Plan.from_json(order.plan)
         self.checkpoints = order.checkpoints
         self.saves_only = order.saves_only
         self.void_until = order.void_until
         self.channels: dict[Kind, ProcessGroup] = {}
         self.everyone: ProcessGroup | None = None
-        self.bits = [""] * len(order.members)
+        self.bits: list[str] = []
         """Of each member, `ModelState.bits`: exchanged while they join."""
         self.origins: list[dict[int, str]] = []
         """For each member, `ModelState.origins`: exchanged while they join."""
         self._hosts: dict[tuple[int, ...], ProcessGroup] = {}
+
+    def _take_plan(self, plan: dict[str, Any]) -> None:
+        self.plan = Plan.from_json(plan)
 
     @property
     def trains(self) -> bool:

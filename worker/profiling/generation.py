@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...protocol.messages import At, Profile
+from ...protocol.messages import Profile
 from ...protocol.survey import SectionRow, Survey
 from ...simulator.calibration.assembly import done_in
 from ..execution.communicator import Communicator
@@ -63,8 +63,7 @@ def measure_together(
     After `measuring_s` seconds, sections of an m that can be missed are not begun any more. Raises
     `Interrupted`, also where links are not measured within `probe_s`, and what is wrong with the user's code.
     """
-    with comm.progress.being(At.MEMBERS):
-        comm.rendezvous()
+    comm.rendezvous()
     _exchange(comm, known, "held")
     comm.introduce()
     comm.link([rank for rank in range(len(comm.members)) if rank != comm.rank])

@@ -69,8 +69,8 @@ class CheckpointLocation:
 class Phases:
     """Seconds spent in each phase, in order."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, rendezvous_s: float) -> None:
+        self.seconds = {"rendezvous": rendezvous_s}
         self._since = time.monotonic()
 
     def end(self, name: str) -> None:
@@ -86,16 +86,15 @@ def join_generation(
     buckets: Sequence[Bucket],
     free: Callable[[], float] = lambda: math.inf,
 ) -> Formed:
-    """Bring this member to the generation's first step; afterwards it holds exactly its range, in the agreed
-    state, and what counts of the step in flight. `free`: bytes of memory that it may still take.
+    """Bring this member, which has met the others, to the generation's first step.
+
+    Afterwards it holds exactly its range, in the agreed state, and what counts of the step in flight. `free`:
+    bytes of memory that it may still take.
 
     Its previous state is kept until all members have what they need, so that a failure before loses nothing.
     Raises `Interrupted`, `MembersDisagree` before anything is sent, `NoCheckpoint`, and what loading raises.
     """
-    phases = Phases()
-    with session.progress.being(At.MEMBERS):
-        session.rendezvous()
-    phases.end("rendezvous")
+    phases = Phases(session.rendezvous_s)
     agreement, shown = _agree(session, state, buckets, free)
     moves = _moves(session, agreement)
     state.origins = _origins(session, agreement, moves)

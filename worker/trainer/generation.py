@@ -41,9 +41,10 @@ def run_generation(
         control.report(store_trouble=trouble)
 
     store = open_store(job.store.uri, endpoint=job.store.endpoint, region=job.store.region)
+    model.state.runtime.discard()  # what a step that was cut off left, before memory is looked at
+    session.rendezvous()
     parts = buckets(model.chain, session.plan)
     model.state.runtime.place_optimizers(on_host=session.plan.optimizer_on_host)
-    model.state.runtime.discard()  # what a step that was cut off left, before memory is looked at
     place = CheckpointLocation(store, job.job, on_trouble)
     model.state.void_until = max(model.state.void_until, session.void_until)
     formed = join_generation(session, model.state, place, parts, lambda: free_bytes(model.device, job))

@@ -102,7 +102,7 @@ class Measurer:
         order = orders.generation
         if order is None or order.kind != "profile" or orders.recipe is not None:
             return None
-        return order if any(member.worker == self._worker for member in order.members) else None
+        return order if self._worker in order.ranks else None
 
     def _report(self, **changes: Any) -> None:
         """Change what the worker reports, of `Profiling` and beside it."""
@@ -134,7 +134,7 @@ class Measurer:
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None
-            if order.members[0].worker == self._worker:
+            if order.first == self._worker:
                 self._listener = Listener(self._address)
                 self._listener.serve()  # others may come while this one still measures a section
             endpoint = self._listener.endpoint if self._listener is not None else None

@@ -243,14 +243,14 @@ class Trainer:
                 self._listener.close()
                 self._listener = None
             endpoint = None
-            if order.members[0].worker == self.worker:
+            if order.first == self.worker:
                 self._listener = Listener(self._address)
                 endpoint = self._listener.endpoint
             self._prepared = order.number
         self.control.report(prepared=order.number, endpoint=endpoint)
 
     def _names_me(self, order: GenerationOrder) -> bool:
-        return order.kind == "train" and any(member.worker == self.worker for member in order.members)
+        return order.kind == "train" and self.worker in order.ranks
 
 
 def failure_of(error: BaseException) -> Failure:
