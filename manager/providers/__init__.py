@@ -72,6 +72,10 @@ class NoCapacity(ProviderError):
     """No capacity there now, and nothing was created; try another place, or later."""
 
 
+class NotSold(NoCapacity):
+    """The type is not offered there, or not for what is bid; that others give theirs up would not help."""
+
+
 class QuotaExceeded(ProviderError):
     """The account may not have more of these, and nothing was created."""
 
@@ -197,6 +201,7 @@ _LIFE = (ResourceStatus.RUNNING, ResourceStatus.PENDING, ResourceStatus.ENDING, 
 __all__ = [
     "Ended",
     "NoCapacity",
+    "NotSold",
     "NotAllowed",
     "Partial",
     "Provider",

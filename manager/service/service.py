@@ -49,7 +49,7 @@ from .store_access import at_source, open_for
 from .tokens import TokenStore
 from .views.job import JobView, job_view
 from .vms.offers import OffersWatch
-from .vms.sharing import share_pools
+from .vms.sharing import PoolSharing
 from .vms.watch import ProviderWatch
 
 log = logging.getLogger("makara.manager")
@@ -135,6 +135,7 @@ class Service:
             )
             for name, provider in called.items()
         }
+        self._sharing = PoolSharing(self.watches, self.timing)
         self.agents = Agents(
             jobs=self.jobs,
             watches=self.watches,
@@ -343,7 +344,7 @@ class Service:
 
     def tick(self) -> None:
         """Share out pools of VMs, give every job a tick, and publish changes."""
-        share_pools(self.active(), self.watches, self.timing, self.clock())
+        self._sharing.share(self.active(), self.clock())
         for runtime in self._ticking():
             self._loops.tick(runtime)
         for runtime in self.jobs.values():

@@ -92,22 +92,49 @@ def test_a_job_that_asks_for_no_more_holds_what_it_has_and_is_not_waited_for() -
 
 
 def test_a_cloud_that_refuses_one_that_waits_has_what_is_held() -> None:
-    refused = frozenset({CLOUD})
+    refused = {CLOUD: 1.0}
     a, b = claim("a", 1, 4, pool=CLOUD), claim("b", 2, pool=CLOUD, refused=refused)
     assert shared(a, b, pool=CLOUD) == {"a": 2, "b": 2}
 
 
 def test_the_head_of_a_cloud_asks_again_and_those_after_it_wait() -> None:
-    refused = frozenset({CLOUD})
+    refused = {CLOUD: 1.0}
     b, c = claim("b", 2, 1, pool=CLOUD, refused=refused), claim("c", 1, pool=CLOUD)
     assert shared(claim("a", 1, 1, pool=CLOUD), b, c, pool=CLOUD) == {"a": 1, "b": None, "c": 0}
 
 
 def test_while_one_waits_for_its_first_vms_of_a_cloud_others_do_not_ask_for_more() -> None:
-    a, b = claim("a", 1, 2, pool=CLOUD), claim("b", 2, pool=CLOUD)
+    a, b = claim("a", 1, 2, pool=CLOUD), claim("b", 2, 1, pool=CLOUD)
     assert shared(a, b, pool=CLOUD) == {"a": 2, "b": None}
     higher = claim("a", 1, 2, pool=CLOUD, priority=1)
     assert shared(higher, b, pool=CLOUD) == {"a": None, "b": None}
+
+
+def test_one_that_asks_for_none_of_a_cloud_holds_nobody_up() -> None:
+    """Found: a job whose caps allow no VM had all others lose theirs, one by one, and ask for none."""
+    assert shared(claim("a", 1, 2, pool=CLOUD), claim("b", 2, pool=CLOUD), pool=CLOUD) == {
+        "a": None,
+        "b": None,
+    }
+
+
+def test_what_is_handed_over_still_counts_and_once_it_is_free_is_asked_for_first() -> None:
+    """Found: for one VM that waited, a job of eight gave up six, one after each change of plan."""
+    b = claim("b", 1, pool=CLOUD, refused={CLOUD: 1.0})
+    assert shared(claim("a", 2, 8, pool=CLOUD), b, pool=CLOUD) == {"a": 7, "b": 1}
+    assert shared(claim("a", 2, 7, pool=CLOUD, leaving={CLOUD: 1}), b, pool=CLOUD) == {"a": 7, "b": 1}
+    found = shares([claim("a", 2, 7, pool=CLOUD), b], {}, {CLOUD: 2.0})
+    assert (found["a"].most, found["b"].most, found["b"].freed) == ({CLOUD: 7}, {}, {CLOUD})
+    again = claim("b", 1, pool=CLOUD, refused={CLOUD: 3.0})  # others were faster
+    found = shares([claim("a", 2, 7, pool=CLOUD), again], {}, {CLOUD: 2.0})
+    assert (found["a"].most, found["b"].freed) == ({CLOUD: 6}, frozenset())
+
+
+def test_none_is_passed_over_for_want_of_machines_that_may_come_back() -> None:
+    """Found: after a restart of the manager the head gave up what it had, since others were not back yet."""
+    claims = [claim("a", 5, 2), claim("b", 1, 2)]
+    assert shares(claims, {POOL: 4})["a"].most == {POOL: 0}
+    assert shares(claims, {POOL: 4}, may_grow=True)["a"].most == {POOL: 2}
 
 
 # ---- histories ---------------------------------------------------------------------------------------------
@@ -122,8 +149,8 @@ def test_every_history_keeps_what_the_queue_promises(seeds: range) -> None:
 
 
 class _NobodyIsPassedOver(Sharing):
-    def __init__(self, *known: Any) -> None:
-        super().__init__(*known)
+    def __init__(self, *known: Any, **settings: Any) -> None:
+        super().__init__(*known, **settings)
         self._ever = {}
 
 
@@ -139,13 +166,18 @@ class _NobodyYields(Sharing):
 
 
 class _NewestFirst(Sharing):
-    def __init__(self, queue: Any, *known: Any) -> None:
-        super().__init__(queue[::-1], *known)
+    def __init__(self, queue: Any, *known: Any, **settings: Any) -> None:
+        super().__init__(queue[::-1], *known, **settings)
 
 
 class _NothingIsKept(Sharing):
     def _give_held(self, claim: Claim, most: int) -> None:
         pass
+
+
+class _AsksInItsOwnTime(Sharing):
+    def __init__(self, queue: Any, capacity: Any, freed: Any, **settings: Any) -> None:
+        super().__init__(queue, capacity, {}, **settings)
 
 
 class _GrowsFirst(Sharing):
@@ -158,13 +190,23 @@ class _GrowsFirst(Sharing):
 
 @pytest.mark.parametrize(
     "without",
-    [_NobodyIsPassedOver, _NobodyIsHead, _NobodyYields, _NewestFirst, _NothingIsKept, _GrowsFirst],
+    [
+        _NobodyIsPassedOver,
+        _NobodyIsHead,
+        _NobodyYields,
+        _NewestFirst,
+        _NothingIsKept,
+        _AsksInItsOwnTime,
+        _GrowsFirst,
+    ],
     ids=lambda kind: kind.__name__.strip("_"),
 )
 def test_histories_find_the_rule_that_is_missing(without: type[Sharing]) -> None:
-    def divide(claims: Iterable[Claim], capacity: Mapping[str, int]) -> dict[str, Share]:
+    def divide(
+        claims: Iterable[Claim], capacity: Mapping[str, int], freed: Mapping[str, float]
+    ) -> dict[str, Share]:
         queue = sorted(claims, key=lambda claim: (-claim.priority, claim.submitted_at, claim.job))
-        return without(queue, capacity).run()
+        return without(queue, capacity, freed, may_grow=False).run()
 
     assert any(_is_violated(seed, divide) for seed in range(200))
 

@@ -1,4 +1,4 @@
-"""More deaths in a replay, with steps that take what a table says: no step is won by being cut off."""
+"""More deaths in a replay never make a job faster: no step is won by being cut off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from calibrations import uniform
 from makara.manager.core.commands import ComputePlan
 from makara.manager.core.events import PlanComputed
 from makara.manager.core.state import JobState
-from makara.manager.replay import Scenario, replay
+from makara.manager.replay import POLICIES, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
 from makara.simulator import Link, NodeChange, TraceEvent
 from replays import scenario
@@ -99,3 +99,18 @@ def test_more_deaths_never_make_a_job_faster_where_steps_are_known_from_a_table(
         rates = [outcome.samples_per_s for outcome in by_policy]
         for rarer, oftener in itertools.pairwise(rates):
             assert oftener <= rarer * _NO_BETTER, (by_policy[0].policy, rates)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_more_deaths_never_make_a_job_faster_where_steps_are_simulated(seed: int) -> None:
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    num_sections, num_nodes = draw.choice((1, 2, 4, 12)), draw.randint(3, 8)
+    batch, forward_s = draw.choice((16, 32, 64)), 10 ** draw.uniform(-2.0, 0.5)
+    found = [
+        replay(job(num_sections, num_nodes, forward_s, batch, market(seed, num_nodes, every_s)), [*POLICIES])
+        for every_s in (3600, 900)
+    ]
+    for by_policy in zip(*found, strict=True):
+        rates = [outcome.samples_per_s for outcome in by_policy]
+        assert rates[1] <= rates[0] * _NO_BETTER, (by_policy[0].policy, rates)

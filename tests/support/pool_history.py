@@ -2,7 +2,8 @@
 
 A job asks for VMs up to its share and trains while `least` have joined. It gives up what is beyond its share:
 by a change that takes a few ticks if it trains, else after a while. VMs die, machines come and go, and a
-cloud has a number of VMs that the queue is not told. Then nothing goes wrong any more, and all jobs finish.
+cloud has a number of VMs that the queue is not told: who is refused there waits before it asks again. Then
+nothing goes wrong any more, and all jobs finish.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from makara.manager.core.pools.shares import Claim, Share, shares
 OWN, OTHER, CLOUD = "static", "local", "aws/r/large"
 _GIVEN_BACK = 12  # ticks for which one that waits keeps what it has
 _MORPH = 3
+_PAUSE = 9  # ticks after a refusal
+_MIXED = [(OWN,), (OWN,), (OTHER,), (CLOUD,), (OWN, CLOUD)]
 _QUIET = 3000  # ticks in which all that can finish does
 
-Divide = Callable[[Iterable[Claim], Mapping[str, int]], dict[str, Share]]
+Divide = Callable[[Iterable[Claim], Mapping[str, int], Mapping[str, float]], dict[str, Share]]
 
 
 class Violated(AssertionError):
@@ -40,7 +43,9 @@ class _Job:
     pause: int = 0  # ... in which it asks no cloud, after too long a wait there
     pauses: int = 0
     morph: int = 0
-    refused: set[str] = field(default_factory=set[str])
+    leaving: Counter[str] = field(default_factory=Counter[str])  # until that change is over
+    refused: dict[str, float] = field(default_factory=dict[str, float])
+    asks_at: int = 0  # when it asks the cloud again after a refusal
     has_trained: bool = False
 
     @property
@@ -58,7 +63,8 @@ class _Job:
             pools=pools,
             held=Counter(self.held),
             trains=self.trains,
-            refused=frozenset(self.refused & set(pools)),
+            refused={pool: at for pool, at in self.refused.items() if pool in pools},
+            leaving=Counter(self.leaving),
         )
 
 
@@ -71,8 +77,11 @@ class PoolHistory:
         self._room = {OWN: dice.randint(1, 8), OTHER: dice.randint(1, 6), CLOUD: dice.randint(1, 8)}
         self._coming = sorted(dice.randint(0, 60) for _ in range(dice.randint(2, 8)))
         self._num_jobs = len(self._coming)
+        self._wanted = _MIXED if dice.random() < 0.7 else [(CLOUD,)]  # pools that jobs ask
         self._jobs: list[_Job] = []
         self._now = 0
+        self._freed: dict[str, float] = {}
+        self._handed_over = 0  # VMs of the cloud, since one that waits was refused there
         self._ticks: Counter[tuple[str, str]] = Counter()  # for how long something has been so
 
     def run(self) -> int:
@@ -105,7 +114,7 @@ class PoolHistory:
                 submitted_at=submitted_at,
                 least=least,
                 most=least + dice.randint(0, 5),
-                pools=dice.choice([(OWN,), (OWN,), (OTHER,), (CLOUD,), (OWN, CLOUD)]),
+                pools=dice.choice(self._wanted),
                 work=dice.randint(5, 60),
             )
             self._jobs.append(job)
@@ -126,7 +135,7 @@ class PoolHistory:
             self._dice.choice(holders).held[pool] -= 1
 
     def _in_use(self, pool: str) -> int:
-        return sum(job.held[pool] for job in self._jobs)
+        return sum(job.held[pool] + job.leaving[pool] for job in self._jobs)
 
     # ---- a tick --------------------------------------------------------------------------------------------
 
@@ -134,7 +143,7 @@ class PoolHistory:
         self._now += 1
         claims = [job.claim() for job in self._jobs]
         known = {OWN: self._room[OWN], OTHER: self._room[OTHER]}
-        found = self._divide(claims, known)
+        found = self._divide(claims, known, self._freed)
         self._check_shares(found, known)
         for job in self._dice.sample(self._jobs, len(self._jobs)):
             share = found.get(job.name, Share())
@@ -148,29 +157,41 @@ class PoolHistory:
     def _give_up(self, job: _Job, share: Share) -> None:
         surplus = {pool: job.held[pool] - most for pool, most in share.most.items() if job.held[pool] > most}
         job.idle = 0 if job.trains or not job.held.total() else job.idle + 1
-        if not surplus:
-            job.morph = 0
-        elif job.trains:
-            job.morph += 1
-        if surplus and (job.morph >= _MORPH if job.trains else job.idle >= _GIVEN_BACK):
+        job.morph = max(0, job.morph - 1)
+        if not job.morph and job.leaving:
+            self._freed |= dict.fromkeys(+job.leaving, float(self._now))
+            job.leaving.clear()
+        if surplus and job.trains and not job.morph:
+            job.held.subtract(surplus)
+            job.leaving, job.morph = Counter(surplus), _MORPH
+            self._note_handed_over(surplus.get(CLOUD, 0))
+        elif surplus and not job.trains and job.idle >= _GIVEN_BACK:
             job.held.subtract(surplus)
         if not job.trains and job.held[CLOUD] and _is_too_dear(job):
             job.held[CLOUD], job.pause, job.pauses = 0, _GIVEN_BACK * 2**job.pauses, min(job.pauses + 1, 8)
         elif job.pause:
             job.pause -= 1
 
+    def _note_handed_over(self, number: int) -> None:
+        waiting = [job for job in self._jobs if not job.trains and CLOUD in job.refused]
+        self._handed_over += number
+        if number and self._handed_over > sum(job.least for job in waiting):
+            raise Violated(f"{self._handed_over} VMs of a cloud are handed over before any is asked for")
+
     def _ask(self, job: _Job, share: Share) -> None:
         for pool in job.pools:
-            if pool == CLOUD and job.pause:
+            may_ask = not job.pause and (self._now >= job.asks_at or CLOUD in share.freed)
+            if pool == CLOUD and not may_ask:
                 continue
             most = share.most.get(pool, job.most)
             while job.held.total() < job.most and job.held[pool] < most:
                 if self._in_use(pool) >= self._room[pool]:
                     if pool == CLOUD:
-                        job.refused.add(pool)
+                        job.refused[pool], job.asks_at = float(self._now), self._now + _PAUSE
+                        self._handed_over = 0 if not job.trains else self._handed_over
                     break
                 job.held[pool] += 1
-                job.refused.discard(pool)
+                job.refused.pop(pool, None)
 
     def _train(self, job: _Job) -> None:
         if job.trains:

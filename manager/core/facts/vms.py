@@ -57,6 +57,7 @@ class RefusalKind(StrEnum):
 
     NO_CAPACITY = "no_capacity"  # none to be had there now
     QUOTA = "quota"  # the account may not have more of these
+    NOT_SOLD = "not_sold"  # the type is not offered in this zone, or not for what is bid
     NOT_ALLOWED = "not_allowed"  # refused until somebody changes a right
     CREDENTIALS = "credentials"  # the manager could not sign in; they may be renewed
     NO_ANSWER = "no_answer"  # whether there is one was never known, for so long that the VM was given up

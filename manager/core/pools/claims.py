@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable, Sequence, Set
+from typing import TypeAlias
 
 from ...spec.placement import Market, Placement
 from ...spec.resources import CLOUDS
@@ -15,7 +18,7 @@ from ..timing import Timing
 from ..vms import Vm, VmStatus
 from .shares import Claim, pool_of
 
-_FULL = (RefusalKind.NO_CAPACITY, RefusalKind.QUOTA)
+FULL = (RefusalKind.NO_CAPACITY, RefusalKind.QUOTA)
 
 
 def claim_of(state: JobState, observations: Observations, timing: Timing, now: float) -> Claim:
@@ -23,6 +26,7 @@ def claim_of(state: JobState, observations: Observations, timing: Timing, now: f
     assert state.spec is not None, "it was submitted"
     kept, resources = kept_vms(state), state.spec.resources
     least = max(resources.min_nodes, observations.needed_vms)
+    yielded = [vm for vm in state.live_vms if vm.yielded and vm.status is VmStatus.NOTICED]
     short = observations.strikes.of(Kind.SHORT)
     asks_clouds = not short.count or now >= short.until(timing.strikes[Kind.SHORT])
     wanted = _placements(state, observations, asks_clouds=asks_clouds)
@@ -32,8 +36,10 @@ def claim_of(state: JobState, observations: Observations, timing: Timing, now: f
         submitted_at=state.submitted_at,
         least=least,
         most=max(least, wanted_vms(state)),
+        is_min=least == resources.min_nodes,
         pools=tuple(dict.fromkeys(pool_of(placement) for placement in wanted)),
-        held=Counter(pool for vm in kept if (pool := pool_of_vm(vm)) is not None),
+        held=_by_pool(kept),
+        leaving=_by_pool(yielded),
         trains=sum(vm.joined for vm in kept) >= least,
         is_active=state.active,
         refused=_refused(state, wanted),
@@ -50,38 +56,54 @@ def pool_of_vm(vm: Vm) -> str | None:
     return pool_of(vm.attempt.placement) if vm.attempt is not None else None
 
 
-def is_on_site(state: JobState, placement: Placement) -> bool:
-    """Whether VMs there would be near those that the job has."""
+def _by_pool(vms: Iterable[Vm]) -> Counter[str]:
+    return Counter(pool for vm in vms if (pool := pool_of_vm(vm)) is not None)
+
+
+Site: TypeAlias = tuple[str, str, str]
+"""Provider, region, zone."""
+
+
+def sites(state: JobState) -> frozenset[Site]:
+    """Where the job has VMs, or has asked for some."""
+    placed = (vm.attempt.placement for vm in state.live_vms if vm.attempt is not None and vm.attempted_at)
+    return frozenset((it.provider, it.region, it.zone) for it in placed)
+
+
+def is_on_site(state: JobState, placement: Placement, among: Set[Site] | None = None) -> bool:
+    """Whether VMs there would be near those that the job has, which are at `among`, the state's `sites`."""
     assert state.spec is not None, "VMs are for submitted jobs"
     several_zones = len(state.spec.resources.zones_of(placement.provider)) > 1
-    for vm in state.live_vms:
-        if vm.attempt is None or vm.attempted_at is None:
-            continue
-        other = vm.attempt.placement
-        if (other.provider, other.region) != (placement.provider, placement.region):
-            return False
-        if other.zone != placement.zone and not several_zones:
-            return False
-    return True
+    here = placement.provider, placement.region, placement.zone
+    return all(
+        site[:2] == here[:2] and (several_zones or site == here)
+        for site in (sites(state) if among is None else among)
+    )
 
 
 def _placements(state: JobState, observations: Observations, *, asks_clouds: bool) -> list[Placement]:
-    """Where the job may ask for VMs."""
+    """Where the job may ask for VMs: near those that it has."""
     assert state.spec is not None, "it was submitted"
     resources = state.spec.resources
     own = [Placement(provider=name) for name in resources.providers if name not in CLOUDS]
     offered = [offer.placement for offer in observations.offers or () if offer.placement.provider in CLOUDS]
     spot_alone = resources.spot and not resources.on_demand_nodes
     wanted = [place for place in offered if place.market is Market.SPOT or not spot_alone]
-    return own + (wanted if asks_clouds else [])
+    places, there = own + (wanted if asks_clouds else []), sites(state)
+    return [place for place in places if not resources.clouds or is_on_site(state, place, there)]
 
 
-def _refused(state: JobState, wanted: list[Placement]) -> frozenset[str]:
-    """Pools of clouds of which every place that may be asked has refused VMs, and given none since."""
-    asked = [place for place in wanted if is_on_site(state, place)]
-    given = {pool_of(place) for place in asked if not any(_is_refused(state, place, it) for it in _FULL)}
-    return frozenset(pool_of(place) for place in wanted if place.provider in CLOUDS) - given
+def _refused(state: JobState, wanted: Sequence[Placement]) -> dict[str, float]:
+    """Pools of clouds of which every place that may be asked has refused VMs for want of capacity and given
+    none since; and since when all have."""
+    found = dict[str, float]()
+    for place in wanted:
+        if place.provider in CLOUDS:
+            found[pool_of(place)] = min(found.get(pool_of(place), math.inf), _refused_at(state, place))
+    return {pool: at for pool, at in found.items() if at > -math.inf}
 
 
-def _is_refused(state: JobState, place: Placement, kind: RefusalKind) -> bool:
-    return state.strikes.count(strikes_of(kind), place_of(place, kind)) > 0
+def _refused_at(state: JobState, place: Placement) -> float:
+    """When the place last refused a VM since it gave one; -inf if it did not."""
+    strikes = [state.strikes.of(strikes_of(kind), place_of(place, kind)) for kind in FULL]
+    return max((one.since for one in strikes if one.count), default=-math.inf)

@@ -45,7 +45,7 @@ def give_up(context: Context) -> None:
             _give_up(context, vm, _FOR_OTHERS)
     if _has_cost_too_much(context):
         context.strike(Kind.SHORT)
-        for vm in kept_vms(state):
+        for vm in kept_vms(context.state):
             if _is_of_a_cloud(vm):
                 _give_up(context, vm, _TOO_DEAR)
 

@@ -13,7 +13,8 @@ keep their place whatever happens to their VMs.
 * What is left is for jobs that train: first what they have, then more.
 
 How many VMs a cloud has is known only when it refuses one to a job that waits: then it has those that are
-held. While a job waits for its first VMs there, jobs that train do not ask for more.
+held or being handed over, until some of these are free: then the job asks again before more are handed over.
+While it is refused there, or holds too few, jobs that train do not ask for more.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from pydantic import Field
@@ -35,7 +36,8 @@ from ...spec.resources import CLOUDS
 class Claim:
     """What a job has and wants. `held`: its VMs by pool, joined or asked for, without those that it gives up.
 
-    `trains`: as many as `least` have joined. `refused`: pools of clouds that have none for it now.
+    `leaving`: those that it gives up and still has. `trains`: as many as `least` have joined. `refused`: the
+    pools of clouds that have none for it, and since when.
     `is_active` False: it asks for no more, and what it has is soon free: it waits for a person, or ends.
     """
 
@@ -44,18 +46,24 @@ class Claim:
     submitted_at: float
     least: int
     most: int
+    is_min: bool = True  # `least` is `min_nodes`; else what no plan does without
     pools: tuple[str, ...]  # in the order in which it asks there
     held: Mapping[str, int]
     trains: bool
     is_active: bool = True
-    refused: frozenset[str] = frozenset()
+    refused: Mapping[str, float] = field(default_factory=dict[str, float])
+    leaving: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 class Share(Frozen):
-    """How many VMs of each pool a job may have now: any number of one that is not named. `why` no more."""
+    """How many VMs of each pool a job may have now: any number of one that is not named. `why` no more.
+
+    `freed`: pools in which VMs were handed over since the job was refused there, so that it may ask again.
+    """
 
     most: Mapping[str, int] = Field(default_factory=dict)
     why: str = ""
+    freed: frozenset[str] = frozenset()
 
 
 _SHARED = "other jobs share its pool, and no more VMs of it are free"
@@ -68,23 +76,47 @@ def pool_of(placement: Placement) -> str:
     return f"{placement.provider}/{placement.region}/{placement.instance_type}"
 
 
-def shares(claims: Iterable[Claim], capacity: Mapping[str, int]) -> dict[str, Share]:
-    """The share of each job that is active. `capacity`: how many VMs each pool can have at a time, as far as
-    that is bounded. Pure; what a job may have of pools together is never more than their capacity."""
+def shares(
+    claims: Iterable[Claim],
+    capacity: Mapping[str, int],
+    freed: Mapping[str, float] | None = None,
+    *,
+    may_grow: bool = False,
+) -> dict[str, Share]:
+    """The share of each job that is active. Pure; together jobs may never have more of a pool than its capacity.
+
+    `capacity`: how many VMs each pool has room for, as far as that is bounded; `may_grow`: it may have more
+    later, as machines come back after the manager began; `freed`: when the last VM of a cloud's pool was
+    handed over.
+    """
     queue = sorted(claims, key=lambda claim: (-claim.priority, claim.submitted_at, claim.job))
-    return Sharing(queue, capacity).run()
+    return Sharing(queue, capacity, freed or {}, may_grow=may_grow).run()
 
 
 class Sharing:
     """One division of all pools."""
 
-    def __init__(self, queue: Sequence[Claim], capacity: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        queue: Sequence[Claim],
+        capacity: Mapping[str, int],
+        freed: Mapping[str, float],
+        *,
+        may_grow: bool,
+    ) -> None:
         self._queue = [claim for claim in queue if claim.is_active]
         held = Counter[str]()
         for claim in queue:
             held.update(claim.held)
-        full = {pool: held[pool] for claim in self._queue if not claim.trains for pool in claim.refused}
-        self._ever = capacity
+            held.update(claim.leaving)
+        self._freed = freed
+        full = {
+            pool: held[pool]
+            for claim in self._queue
+            if not claim.trains
+            for pool in claim.refused.keys() - self._to_ask_again(claim)
+        }
+        self._ever = {} if may_grow else capacity
         self._capacity = {**full, **capacity}
         named = Counter(pool for claim in self._queue for pool in claim.pools)
         self._contested = {pool for pool, number in named.items() if number > 1}
@@ -100,7 +132,7 @@ class Sharing:
             for claim in reversed(self._queue)
             if not claim.trains and sum(claim.held.values()) < claim.least
             for pool in claim.pools
-            if _is_cloud(pool)
+            if _is_cloud(pool) and (pool in claim.refused or claim.held.get(pool))
         }
 
     def run(self) -> dict[str, Share]:
@@ -126,8 +158,9 @@ class Sharing:
         ever = sum(self._ever.get(pool, math.inf) for pool in claim.pools)
         if ever < claim.least:
             pools = " and ".join(claim.pools)
-            needs = f"it needs {claim.least} VMs (resources.min_nodes)"
-            self._why[claim.job] = f"{needs}, and {pools} can have {ever:g}: it is passed over in the queue"
+            self._why[claim.job] = (
+                f"{_needs(claim)}, and {pools} can have {ever:g}: it is passed over in the queue"
+            )
             return
         open_pools = [pool for pool in claim.pools if pool not in self._heads]
         if sum(self._available(pool) for pool in open_pools) >= claim.least:
@@ -164,7 +197,12 @@ class Sharing:
                 most[pool] = given[pool]
             elif claim.trains and claim.priority <= self._asking.get(pool, -math.inf):
                 most[pool] = claim.held.get(pool, 0)
-        return Share(most=most, why=self._why.get(claim.job, _SHARED)) if most else Share()
+        why = self._why.get(claim.job, _SHARED) if most else ""
+        return Share(most=most, why=why, freed=self._to_ask_again(claim))
+
+    def _to_ask_again(self, claim: Claim) -> frozenset[str]:
+        """Pools that refused the job before VMs there were handed over."""
+        return frozenset(pool for pool, at in claim.refused.items() if at < self._freed.get(pool, -math.inf))
 
     # ---- counting ------------------------------------------------------------------------------------------
 
@@ -200,10 +238,16 @@ class Sharing:
             not other.trains and set(other.pools) & set(claim.pools) != set() and other.job in self._why
             for other in self._queue[: self._queue.index(claim)]
         )
-        needs = f"it needs {claim.least} VMs (resources.min_nodes)"
+        needs = _needs(claim)
         if before:
             return f"{needs}, and comes after {before} in the queue of {' and '.join(claim.pools)}"
         return f"{needs}, and is the first in the queue of {' and '.join(claim.pools)}: too few are free"
+
+
+def _needs(claim: Claim) -> str:
+    return (
+        f"it needs {claim.least} VMs ({'resources.min_nodes' if claim.is_min else 'no plan does with fewer'})"
+    )
 
 
 def _is_cloud(pool: str) -> bool:

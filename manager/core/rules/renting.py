@@ -30,7 +30,8 @@ from ..facts import (
 from ..fold.renting import origin_of, place_of, strikes_of, vm_origin
 from ..offer_order import in_order, measured_speeds
 from ..pools import giving_up
-from ..pools.claims import is_on_site
+from ..pools.claims import FULL, is_on_site
+from ..pools.shares import pool_of
 from ..strikes.table import Kind
 from ..vms import Vm, VmStatus
 from . import growth, spending, waiting
@@ -255,9 +256,10 @@ def _num_on_demand(context: Context) -> int:
 
 def _backed_off(context: Context, placement: Placement) -> str:
     """Why this place is left alone for now; empty if it is not."""
+    may_have_room = pool_of(placement) in context.observations.share.freed
     for refusal in RefusalKind:
         kind, place = strikes_of(refusal), place_of(placement, refusal)
-        if context.is_paused(kind, place):
+        if context.is_paused(kind, place) and not (may_have_room and refusal in FULL):
             return context.strikes(kind, place).why
     return ""
 

@@ -24,7 +24,16 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from .. import Ended, NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled, Unauthenticated
+from .. import (
+    Ended,
+    NoCapacity,
+    NotAllowed,
+    NotSold,
+    ProviderError,
+    QuotaExceeded,
+    Throttled,
+    Unauthenticated,
+)
 
 _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
     NoCapacity: (
@@ -33,8 +42,10 @@ _KINDS: dict[type[ProviderError], tuple[str, ...]] = {
         "InsufficientCapacity",
         "InsufficientReservedInstanceCapacity",
         "InsufficientFreeAddressesInSubnet",
-        "SpotMaxPriceTooLow",
         "UnfulfillableCapacity",
+    ),
+    NotSold: (
+        "SpotMaxPriceTooLow",
         "Unsupported",  # the type is not available in this zone
     ),
     QuotaExceeded: (

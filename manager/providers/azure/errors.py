@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 
-from .. import NoCapacity, NotAllowed, ProviderError, QuotaExceeded, Throttled, Unauthenticated
+from .. import NoCapacity, NotAllowed, NotSold, ProviderError, QuotaExceeded, Throttled, Unauthenticated
 
 _CAPACITY = frozenset(
     {
@@ -19,9 +19,9 @@ _CAPACITY = frozenset(
         "OverconstrainedAllocationRequest",
         "OverconstrainedZonalAllocationRequest",
         "SkuNotAvailable",  # for spot: no capacity; `check` finds a type that the region never has
-        "SpotPriceGreaterThanProvidedMaxPrice",
     }
 )
+_NOT_SOLD = frozenset({"SpotPriceGreaterThanProvidedMaxPrice"})
 _QUOTA = frozenset({"QuotaExceeded", "ResourceQuotaExceeded", "SubnetIsFull", "PublicIPCountLimitReached"})
 _NOT_SIGNED_IN, _TIMED_OUT, _CONFLICT = 401, 408, 409
 _MOST_SHOWN = 400
@@ -93,6 +93,8 @@ def message_of(error: AzureError) -> str:
 def _of_code(code: str, message: str) -> ProviderError | None:
     if code in _CAPACITY:
         return NoCapacity(_text(code, message))
+    if code in _NOT_SOLD:
+        return NotSold(_text(code, message))
     if code in _QUOTA or (code == "OperationNotAllowed" and "quota" in message.lower()):
         return QuotaExceeded(_text(code, message))
     return None

@@ -31,6 +31,7 @@ from ...providers import (
     Ended,
     NoCapacity,
     NotAllowed,
+    NotSold,
     Provider,
     ProviderError,
     QuotaExceeded,
@@ -57,6 +58,7 @@ _IN_FLIGHT_S = 60.0  # for so long a call whose answer was lost, or whose caller
 SLOW_RELEASE_S = 120.0  # a VM that is not gone by then is shown, with its cost
 CONSOLE_S = 10.0  # how long to wait for a VM's console output
 _KINDS: Mapping[type[ProviderError], RefusalKind] = {
+    NotSold: RefusalKind.NOT_SOLD,  # before its base class
     NoCapacity: RefusalKind.NO_CAPACITY,
     QuotaExceeded: RefusalKind.QUOTA,
     NotAllowed: RefusalKind.NOT_ALLOWED,
