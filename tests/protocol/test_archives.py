@@ -7,6 +7,7 @@ import io
 import json
 import random
 import tarfile
+import tracemalloc
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,6 +104,82 @@ def test_a_size_that_is_none_is_refused(size: bytes) -> None:
     raw[124:136] = size
     with pytest.raises(BadArchive):
         check(gzip.compress(with_checksums(raw)), BOUNDS)
+
+
+def padded(data: bytes) -> bytes:
+    return data + bytes(-len(data) % 512)
+
+
+def header(size: int, kind: bytes, name: str = "x") -> bytes:
+    return entry(name, size, type=kind).tobuf(format=tarfile.USTAR_FORMAT)
+
+
+def pax(body: bytes, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    return header(len(body), kind) + padded(body)
+
+
+def record(keyword: str, value: str) -> bytes:
+    said = f" {keyword}={value}\n"
+    length = len(said)
+    while len(f"{length}{said}") != length:
+        length += 1
+    return f"{length}{said}".encode()
+
+
+MIB = 1 << 20
+FILE = header(0, tarfile.REGTYPE)
+# A file that claims to be sparse, whose map is all that follows:
+NEW_SPARSE = pax(record("GNU.sparse.major", "1") + record("GNU.sparse.minor", "0")) + header(
+    512, tarfile.REGTYPE
+)
+OLD_SPARSE = bytearray(header(512, tarfile.GNUTYPE_SPARSE))
+OLD_SPARSE[257:265] = b"ustar  \0"
+OLD_SPARSE[482] = 1  # its map goes on in the next block
+MORE_MAP = bytes(504) + b"\1" + bytes(7)
+NEGATIVE = bytearray(header(0, tarfile.REGTYPE))
+NEGATIVE[124:136] = b"\xff" * 10 + b"\xfc\x00"  # -1024
+
+
+@pytest.mark.parametrize(
+    ("stream", "said"),
+    [
+        (NEW_SPARSE + b"99999\n" + b"0\n" * 200_000, "headers of more than"),
+        (bytes(OLD_SPARSE) + MORE_MAP * 4096, "headers of more than"),
+        ((FILE + bytes(OLD_SPARSE)) + MORE_MAP * 4096, "headers of more than"),
+        (pax(b"") * 4096 + FILE, "headers of more than"),
+        (pax(record("comment", "x" * 60_000)) * 40 + FILE, "headers of more than"),
+        ((pax(record("comment", "x" * 60_000)) + FILE) * 9, "headers of more than"),
+        (pax(b"2 " * 30_000 + b"=") + FILE, "pax header of it is malformed"),
+        (pax(b"9 a=b") + FILE, "pax header of it is malformed"),
+        (pax(record("comment", "1" * 60_000)) + FILE, "100 digits"),
+        (pax(b"1" * 60_000) + FILE, "pax header of it is malformed"),
+        (
+            pax(b"".join(record(f"k{n}", "") for n in range(200)), tarfile.XGLTYPE) + FILE,
+            "200 records for all",
+        ),
+        (pax(record("GNU.sparse.realsize", "0")) + bytes(NEGATIVE), "a size in it is negative"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_headers_cost_no_more_than_their_bound(stream: bytes, said: str) -> None:
+    """Found: a kilobyte had its reader use gigabytes, or read in circles."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadArchive, match=said):
+            check(gzip.compress(with_checksums(bytearray(stream + bytes(1024)))), BundleBounds())
+        assert tracemalloc.get_traced_memory()[1] < 16 * MIB
+    finally:
+        tracemalloc.stop()
+
+
+def test_members_with_long_headers_are_read_to_their_end() -> None:
+    names = ["ü" * 100 + "/" + "x" * 200, *(f"{'d' * 200}/{'e' * 200}/{n}" for n in range(300))]
+    told = {"comment": "0" * 100}
+    data = tar(*(entry(name, 513, mtime=0.5, pax_headers=told) for name in names))
+    bounds = BundleBounds()
+    with opened(data) as found:
+        assert [member.name for member in members(found, bounds)] == names
+    check(tar(*(entry(name, 512) for name in names), of=tarfile.GNU_FORMAT), bounds)
 
 
 def test_a_part_of_a_name_is_what_file_systems_take() -> None:
