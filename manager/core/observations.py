@@ -130,7 +130,7 @@ class Observations:
         default_factory=empty_mapping
     )  # of the open generation's workers
     share: Share = field(default_factory=Share)  # how many VMs it may have where other jobs want them, too
-    needed_vms: int = 0  # without one of so many, no plan was found: none is given up for other jobs
+    needed_vms: int = 0  # one more than the VMs for which no plan was found
     growth: tuple[Growth, ...] = ()  # the last of these questions, each about something else, newest last
     swept_at: float | None = None  # when the store was last looked through
     strikes: Ledger = field(default_factory=Ledger)

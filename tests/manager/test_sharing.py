@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from core_script import Script
+from calibrations import uniform
+from core_script import RECIPE, Script
 from makara.manager.core.commands import ComputePlan, RequestVm
 from makara.manager.core.events import AttemptFailed, OffersSeen, VmTerminated
 from makara.manager.core.facts import EndReason, HoldChanged, RefusalKind, VmEnded, VmYielded
@@ -12,8 +13,8 @@ from makara.manager.core.pools.shares import Claim, Share
 from makara.manager.core.state import vm_of
 from makara.manager.core.strikes.table import Kind
 from makara.manager.spec.placement import Attempt
-from makara.protocol.messages import Phase, WorkerReport
-from test_renting import offer, pass_time, rented, succeed
+from makara.protocol.messages import Phase, Profile, WorkerReport
+from test_renting import join, offer, pass_time, rented, succeed
 
 WHY = "others wait"
 
@@ -135,8 +136,8 @@ def refuse(script: Script, seconds: float = 0.0) -> None:
         script.report()
 
 
-def fail_attempt(script: Script, attempt: Attempt) -> None:
-    kind, error = RefusalKind.NO_CAPACITY, "none there"
+def fail_attempt(script: Script, attempt: Attempt, kind: RefusalKind = RefusalKind.NO_CAPACITY) -> None:
+    error = "none there"
     failed = AttemptFailed(now=script.now, vm=attempt.vm, number=attempt.number, kind=kind, error=error)
     script.event(failed)
 
@@ -160,26 +161,86 @@ def test_vms_of_a_cloud_that_wait_for_others_cost_a_bounded_sum(min_nodes: int, 
     assert script.count(RequestVm) > asked
 
 
+def test_vms_of_a_cloud_that_wait_for_others_one_after_the_other_cost_a_bounded_sum() -> None:
+    """Found: each that the cloud took back after five minutes began its wait from nothing; so for ever."""
+    script = rented(Script(), offer(), min_nodes=2, max_nodes=2)
+    for _ in range(4):
+        assert not script.observations.strikes.count(Kind.SHORT)
+        refuse(script, 290.0)
+        for vm in [vm.vm for vm in script.state.live_vms if vm.joined]:
+            script.event(VmTerminated(now=script.now, vm=vm, taken_back="no spot capacity"))
+        script.workers.clear()
+        asked = script.count(RequestVm)
+        while script.count(RequestVm) == asked and script.count(VmYielded) == 0:
+            script.wait(5.0)
+        succeed(script)
+        join(script)
+    refuse(script, 60.0)
+    assert script.observations.strikes.count(Kind.SHORT) == 1
+    assert not script.state.live_vms
+
+
+def test_a_vm_of_a_cloud_for_which_there_is_no_plan_costs_a_bounded_sum() -> None:
+    """Found: with the default `min_nodes` it was held and paid for without end."""
+    script = rented(Script(), offer(), max_nodes=2)
+    (worker,) = script.workers
+    profile = Profile(recipe=RECIPE, calibration=uniform(2).to_json())
+    script.report(script.change(worker, profile=profile))
+    script.report(script.change(worker, graph_hash="5ec7"))
+    if not script.count(ComputePlan):
+        refuse(script, 5.0)
+    script.answer_impossible("too little memory")
+    refuse(script, 1300.0)
+    assert script.observations.strikes.count(Kind.SHORT) == 1
+    assert not script.state.live_vms
+
+
 def test_a_pool_of_a_cloud_is_refused_until_it_gives_a_vm() -> None:
     script = rented(Script(), offer("a"), offer("b"), min_nodes=2, zones=["a", "b"])
-    pool = "aws/r/small"
-    assert (claim(script).pools, claim(script).refused) == ((pool,), {})
+    pools = "aws/r/a/small/spot", "aws/r/b/small/spot"
+    assert (claim(script).pools, claim(script).refused) == (pools, {})
     script.wait(1.0)
     attempt = script.last(RequestVm).attempt
     assert attempt is not None
     fail_attempt(script, attempt)
-    assert not claim(script).refused  # the other zone may have one
+    assert set(claim(script).refused) == {pools[0]}  # the other zone may have one
     refuse(script)
-    assert set(claim(script).refused) == {pool}
+    assert set(claim(script).refused) == {*pools}
     script.wait(30.0)
     succeed(script)
+    assert len(claim(script).refused) == 1
+    script.wait(600.0)
+    assert not claim(script).refused  # where it did not ask again
+
+
+def test_what_is_not_sold_for_what_the_job_bids_is_no_want_of_capacity() -> None:
+    """Found: any job with a low bid had all others give their VMs up."""
+    script = rented(Script(), offer("a"))
+    script.wait(1.0)
+    attempt = script.last(RequestVm).attempt
+    assert attempt is not None
+    fail_attempt(script, attempt, RefusalKind.NOT_SOLD)
     assert not claim(script).refused
+
+
+def test_a_job_without_a_plan_needs_one_vm_more_and_waits() -> None:
+    """Found: two jobs that each need four of four machines held three and one, and took that for training."""
+    script = Script()
+    workers = script.run(2)
+    script.event(VmTerminated(now=script.now, vm=vm_of(workers[1])))
+    script.report(script.change(workers[0], phase=Phase.IDLE))
+    script.answer_impossible("too little memory")
+    assert (claim(script).least, claim(script).trains) == (2, False)
+    script.wait(5.0)
+    (new,) = (vm.vm for vm in script.state.live_vms if not vm.joined)
+    script.report(WorkerReport(worker=f"{new}.0", incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
+    assert claim(script).trains
 
 
 def test_of_a_pool_that_is_shared_no_more_is_asked_for_and_other_types_are() -> None:
     script = rented(Script(), offer(), min_nodes=1)
     script.event(OffersSeen(now=script.now, offers=(offer(), offer(kind="large"))))
-    script.share = share(1, "aws/r/small")
+    script.share = share(1, "aws/r/a/small/spot")
     script.wait(1.0)
     attempt = script.last(RequestVm).attempt
     assert attempt is not None

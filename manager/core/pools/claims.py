@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from typing import TypeAlias
@@ -19,13 +18,13 @@ from ..vms import Vm, VmStatus
 from .shares import Claim, pool_of
 
 FULL = (RefusalKind.NO_CAPACITY, RefusalKind.QUOTA)
+_ASKS_WITHIN_S = 60.0  # after the pause that follows a refusal
 
 
 def claim_of(state: JobState, observations: Observations, timing: Timing, now: float) -> Claim:
     """The claim of a job that was submitted and has not ended."""
     assert state.spec is not None, "it was submitted"
-    kept, resources = kept_vms(state), state.spec.resources
-    least = max(resources.min_nodes, observations.needed_vms)
+    kept, least = kept_vms(state), least_vms(state, observations)
     yielded = [vm for vm in state.live_vms if vm.yielded and vm.status is VmStatus.NOTICED]
     short = observations.strikes.of(Kind.SHORT)
     asks_clouds = not short.count or now >= short.until(timing.strikes[Kind.SHORT])
@@ -36,14 +35,20 @@ def claim_of(state: JobState, observations: Observations, timing: Timing, now: f
         submitted_at=state.submitted_at,
         least=least,
         most=max(least, wanted_vms(state)),
-        is_min=least == resources.min_nodes,
+        is_min=least == state.spec.resources.min_nodes,
         pools=tuple(dict.fromkeys(pool_of(placement) for placement in wanted)),
         held=_by_pool(kept),
         leaving=_by_pool(yielded),
         trains=sum(vm.joined for vm in kept) >= least,
         is_active=state.active,
-        refused=_refused(state, wanted),
+        refused=_refused(state, timing, wanted, now),
     )
+
+
+def least_vms(state: JobState, observations: Observations) -> int:
+    """With fewer VMs the job does not train: the user's word, or no plan was found for them."""
+    assert state.spec is not None, "VMs are for submitted jobs"
+    return max(state.spec.resources.min_nodes, observations.needed_vms)
 
 
 def kept_vms(state: JobState) -> list[Vm]:
@@ -93,17 +98,15 @@ def _placements(state: JobState, observations: Observations, *, asks_clouds: boo
     return [place for place in places if not resources.clouds or is_on_site(state, place, there)]
 
 
-def _refused(state: JobState, wanted: Sequence[Placement]) -> dict[str, float]:
-    """Pools of clouds of which every place that may be asked has refused VMs for want of capacity and given
-    none since; and since when all have."""
+def _refused(state: JobState, timing: Timing, wanted: Sequence[Placement], now: float) -> dict[str, float]:
+    """Pools of clouds that have refused VMs for want of capacity and given none since, and since when.
+
+    One that the job has not asked again, though it might have, is left out: something else keeps it back.
+    """
     found = dict[str, float]()
     for place in wanted:
-        if place.provider in CLOUDS:
-            found[pool_of(place)] = min(found.get(pool_of(place), math.inf), _refused_at(state, place))
-    return {pool: at for pool, at in found.items() if at > -math.inf}
-
-
-def _refused_at(state: JobState, place: Placement) -> float:
-    """When the place last refused a VM since it gave one; -inf if it did not."""
-    strikes = [state.strikes.of(strikes_of(kind), place_of(place, kind)) for kind in FULL]
-    return max((one.since for one in strikes if one.count), default=-math.inf)
+        for kind in FULL if place.provider in CLOUDS else ():
+            strikes = state.strikes.of(strikes_of(kind), place_of(place, kind))
+            if strikes.count and now < strikes.until(timing.strikes[strikes_of(kind)]) + _ASKS_WITHIN_S:
+                found[pool_of(place)] = max(strikes.since, found.get(pool_of(place), 0.0))
+    return found

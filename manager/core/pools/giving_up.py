@@ -7,8 +7,6 @@ itself is computed by `shares`.
 
 from __future__ import annotations
 
-import math
-
 from ...spec.placement import Market, Placement
 from ...spec.resources import CLOUDS
 from ..context import Context
@@ -17,7 +15,7 @@ from ..facts import EndReason, VmYielded
 from ..state import vms_of
 from ..strikes.table import Kind
 from ..vms import Vm
-from .claims import kept_vms, pool_of_vm
+from .claims import kept_vms, least_vms, pool_of_vm
 from .shares import pool_of
 
 _FOR_OTHERS = "given up for jobs that wait"
@@ -62,8 +60,12 @@ def replace_stand_ins(context: Context) -> None:
     kept = kept_vms(state)
     stand_ins = [vm for vm in kept if vm.joined and _is_stand_in(vm)]
     settled = _may_hand_over(context) and len(kept) == len(state.live_vms) and all(vm.joined for vm in kept)
-    least = max(resources.min_nodes, context.observations.needed_vms)
-    if not stand_ins or not settled or context.isolated or len(kept) <= least:
+    if (
+        not stand_ins
+        or not settled
+        or context.isolated
+        or len(kept) <= least_vms(state, context.observations)
+    ):
         return
     newest = max(vm.joined_at or 0.0 for vm in kept)
     wait_s = resources.on_demand_after_s
@@ -87,7 +89,7 @@ def keep_needed(context: Context) -> bool:
     for vm in needed:
         context.fact(VmYielded(at=context.now, vm=vm.vm, stays=True))
     if needed:
-        context.note(needed_vms=len(vms_of(current)), planned_for=frozenset(), cause=None)
+        context.note(planned_for=frozenset(), cause=None)
     return bool(needed)
 
 
@@ -130,7 +132,7 @@ def _waiting_on_clouds(context: Context) -> list[Vm]:
     joined = [vm for vm in kept if vm.joined]
     if state.current is not None or state.planned is not None:
         return []
-    if len(joined) >= context.spec.resources.min_nodes or any(vm.id and not vm.joined for vm in kept):
+    if len(joined) >= least_vms(state, context.observations) or any(vm.id and not vm.joined for vm in kept):
         return []
     return [vm for vm in joined if _is_of_a_cloud(vm)]
 
@@ -140,15 +142,20 @@ def _is_of_a_cloud(vm: Vm) -> bool:
 
 
 def _has_cost_too_much(context: Context) -> bool:
-    """Whether these VMs have cost as much as `min_nodes` of them do in `keep_waiting_s`, or the others would
-    have come by now."""
-    ended_at = context.state.history[-1].ended_at if context.state.history else None
+    """Whether VMs of clouds have cost as much since something ran as the least number of them does in
+    `keep_waiting_s`, or the others would have come by now."""
+    waiting = _waiting_on_clouds(context)
+    if not waiting:
+        return False
+    state, timing = context.state, context.timing
+    ended_at = state.history[-1].ended_at if state.history else None
+    since = max(ended_at or 0.0, context.strikes(Kind.SHORT).since)
     spent = most_hourly = 0.0  # USD, times 3600
-    newest_s = math.inf
-    for vm in _waiting_on_clouds(context):
-        waits_s = context.elapsed_s(max(ended_at or 0.0, vm.joined_at or 0.0))
-        hourly = vm.price.hourly if vm.price is not None else 0.0
-        spent += hourly * waits_s
-        most_hourly, newest_s = max(most_hourly, hourly), min(newest_s, waits_s)
-    allowed = most_hourly * context.spec.resources.min_nodes * context.timing.keep_waiting_s
-    return spent > allowed or math.inf > newest_s > context.timing.request_timeout_s
+    for vm in (*waiting, *(vm for vm in state.vms.values() if (vm.ended_at or 0.0) > since)):
+        if vm.joined_at is not None and vm.price is not None and _is_of_a_cloud(vm):
+            until = context.now if vm.ended_at is None else vm.ended_at
+            spent += vm.price.hourly * max(0.0, until - max(since, vm.joined_at))
+            most_hourly = max(most_hourly, vm.price.hourly)
+    allowed = most_hourly * least_vms(state, context.observations) * timing.keep_waiting_s
+    newest_s = min(context.elapsed_s(max(since, vm.joined_at or 0.0)) for vm in waiting)
+    return spent > allowed or newest_s > timing.request_timeout_s

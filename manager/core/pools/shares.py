@@ -1,8 +1,8 @@
 """How the VMs of a pool are shared among the jobs that ask for them there.
 
 A *pool* is where VMs come from that several jobs may want: the machines of one's own that joined, local VMs,
-and of a cloud one instance type in one region. Jobs queue for a pool by priority, then by submission, and
-keep their place whatever happens to their VMs.
+and of a cloud one instance type in one zone, spot or on demand. Jobs queue for a pool by priority, then by
+submission, and keep their place whatever happens to their VMs.
 
 * A job that trains keeps `min_nodes`.
 * A job that waits is given `min_nodes` where as many are free, or would be if jobs of its priority or a lower
@@ -73,7 +73,8 @@ def pool_of(placement: Placement) -> str:
     """The pool of a VM that is asked for there."""
     if placement.provider not in CLOUDS:
         return placement.provider
-    return f"{placement.provider}/{placement.region}/{placement.instance_type}"
+    parts = placement.provider, placement.region, placement.zone, placement.instance_type, placement.market
+    return "/".join(parts)
 
 
 def shares(
@@ -83,7 +84,7 @@ def shares(
     *,
     may_grow: bool = False,
 ) -> dict[str, Share]:
-    """The share of each job that is active. Pure; together jobs may never have more of a pool than its capacity.
+    """The share of each job that is active. Pure; shares of a pool together are never more than its capacity.
 
     `capacity`: how many VMs each pool has room for, as far as that is bounded; `may_grow`: it may have more
     later, as machines come back after the manager began; `freed`: when the last VM of a cloud's pool was
@@ -157,10 +158,8 @@ class Sharing:
         """To a job that waits: all that it needs, or to the head of its pools what nobody holds."""
         ever = sum(self._ever.get(pool, math.inf) for pool in claim.pools)
         if ever < claim.least:
-            pools = " and ".join(claim.pools)
-            self._why[claim.job] = (
-                f"{_needs(claim)}, and {pools} can have {ever:g}: it is passed over in the queue"
-            )
+            can_have = f"{_named(claim.pools)} can have {ever:g}"
+            self._why[claim.job] = f"{_needs(claim)}, and {can_have}: it is passed over in the queue"
             return
         open_pools = [pool for pool in claim.pools if pool not in self._heads]
         if sum(self._available(pool) for pool in open_pools) >= claim.least:
@@ -240,8 +239,14 @@ class Sharing:
         )
         needs = _needs(claim)
         if before:
-            return f"{needs}, and comes after {before} in the queue of {' and '.join(claim.pools)}"
-        return f"{needs}, and is the first in the queue of {' and '.join(claim.pools)}: too few are free"
+            return f"{needs}, and comes after {before} in the queue of {_named(claim.pools)}"
+        return f"{needs}, and is the first in the queue of {_named(claim.pools)}: too few are free"
+
+
+def _named(pools: Iterable[str]) -> str:
+    """The pools, without zones and markets."""
+    parts = (pool.split("/") for pool in pools)
+    return " and ".join(dict.fromkeys("/".join([*it[:2], *it[3:4]]) for it in parts))
 
 
 def _needs(claim: Claim) -> str:

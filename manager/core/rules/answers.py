@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ....pipeline.plan import Plan
@@ -11,7 +11,7 @@ from ..context import Context
 from ..events import JobCommandFailed, PlanComputed
 from ..facts import GenerationPlanned, PlanKept
 from ..observations import Planning
-from ..state import Incarnation
+from ..state import Incarnation, vm_of
 from . import planning, versions
 
 
@@ -37,10 +37,14 @@ def take(context: Context) -> None:
         return
     if event.plan is None:
         if asked is not None:
-            context.note(planned_for=asked.incarnations)
+            context.note(planned_for=asked.incarnations, needed_vms=1 + _num_vms(asked.incarnations))
             planning.say_impossible(context, event.reason or "the planner gave no reason")
         return
     _accept(context, event, event.plan, asked)
+
+
+def _num_vms(incarnations: Iterable[Incarnation]) -> int:
+    return len({vm_of(worker) for worker, _ in incarnations})
 
 
 def _take_failure(context: Context, event: JobCommandFailed) -> None:
@@ -112,7 +116,8 @@ def _accept(context: Context, event: PlanComputed, value: dict[str, Any], asked:
         considered = frozenset(incarnation for worker, incarnation in ready.items() if worker in event.asked)
     # Asked before the answer is noted: after that, what was impossible before would seem to be so still.
     saves_only = candidates.saves(context)
-    context.note(planned_for=considered)
+    needed_vms = min(context.observations.needed_vms, _num_vms(considered))
+    context.note(planned_for=considered, needed_vms=needed_vms)
     if _is_same(context, value, incarnations):
         context.note(cause=None)
         return
