@@ -267,18 +267,17 @@ class Context(StrikesInDecision):
         detail: str = "",
         *,
         gone: bool = False,
+        taken: bool = False,
         ran_s: float | None = None,
     ) -> None:
         """The VM is no longer part of the job; it is released, unless the provider says that it is `gone`
-        (`ran_s`: and for how long it existed).
+        (`ran_s`: and for how long it existed). `taken`: its cloud says that it took it.
 
         Disks and addresses that a cloud leaves behind when a VM is gone are released as well.
         """
         attempt, never_joined = self.state.vms[vm].attempt, self.state.never_joined
-        lost_at = self._step_when_lost(vm, reason)
-        self.fact(
-            VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone, ran_s=ran_s, lost_at=lost_at)
-        )
+        ended = VmEnded(at=self.now, vm=vm, reason=reason, detail=detail, gone=gone, ran_s=ran_s)
+        self.fact(ended.model_copy(update=self._loss(self.state.vms[vm], reason, taken=taken)))
         if not gone or (attempt is not None and attempt.placement.provider in CLOUDS):
             # Once too many VMs in a row did not join, a person is asked why, and the last one's console may
             # tell.
@@ -286,20 +285,29 @@ class Context(StrikesInDecision):
             console = is_one_more and self.row(Kind.NOT_JOINED).is_reached(self.state.never_joined)
             self.command(ReleaseVm(key=f"{vm}/release", vm=vm, console=console))
 
-    def _step_when_lost(self, name: str, reason: EndReason) -> int | None:
-        """The job's newest step, if this is a loss of a VM that took part in training; else None.
-
-        Where its cloud gave notice, nothing that runs on the VM was the cause.
-        """
-        attempt = self.state.vms[name].attempt
-        is_noticed = self.state.vms[name].deadline is not None
-        if reason not in _LOST or (
-            is_noticed and attempt is not None and attempt.placement.provider in CLOUDS
-        ):
-            return None
-        if all(worker.formed is None for worker in self.observations.workers_on(name)):
-            return None
+    @property
+    def highest_step(self) -> int:
+        """The job's newest step, as far as it was heard or journalled."""
         return max(self.observations.newest_step, self.state.progress_step)
+
+    def _loss(self, vm: Vm, reason: EndReason, *, taken: bool) -> dict[str, int]:
+        """`VmEnded.lost_at` or `taken_at`, if this is the loss of a VM that had joined.
+
+        Whatever its workers were last heard to do: the job's code may end a machine while it is imported,
+        traced or measured, and a trainer may be seen to end before its machine. Where its cloud says that it
+        took the VM, or gave notice, nothing that runs there was the cause.
+        """
+        is_cloud = vm.attempt is not None and vm.attempt.placement.provider in CLOUDS
+        is_noticed = is_cloud and vm.deadline is not None
+        is_lost = reason in _LOST or (
+            is_noticed and reason is EndReason.RELEASED
+        )  # let go before it is taken
+        if not is_lost or not self.has_joined(vm):
+            return {}
+        if not is_noticed and not (is_cloud and taken):
+            return {"lost_at": self.highest_step}
+        stepped = vm.joined and (vm.joined_step is None or self.highest_step > vm.joined_step)
+        return {} if stepped else {"taken_at": self.highest_step}
 
     def close_generations(self, reason: str) -> None:
         """Close the open generation and the one being prepared."""

@@ -120,9 +120,11 @@ class VmListed(Event):
 
 
 class VmEndingSeen(Event):
-    """The provider says that it is ending the VM, whose connection has closed; it is not gone yet."""
+    """The provider says that it is ending the VM, whose connection has closed; it is not gone yet.
+    `taken_back`: as in `VmTerminated`."""
 
     vm: str
+    taken_back: str = ""
 
 
 class DrainRequested(Event):

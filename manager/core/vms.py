@@ -38,6 +38,7 @@ class Vm:
     requested_at: float
     status: VmStatus = VmStatus.REQUESTED
     joined_at: float | None = None
+    joined_step: int | None = None  # the job's newest step then; None: not known
     address: str = ""
     devices: tuple[dict[str, Any], ...] = ()
     deadline: float | None = None

@@ -88,6 +88,7 @@ class VmJoined(BaseFact):
     vm: str
     address: str
     devices: tuple[dict[str, Any], ...]
+    step: int | None = None  # the job's newest then (earlier versions: None)
 
 
 class VmNoticed(BaseFact):
@@ -134,7 +135,9 @@ class VmEnded(BaseFact):
     reason: EndReason
     detail: str = ""
     gone: bool = True  # the provider says so; else it counts until `VmGone` (earlier versions: never)
-    lost_at: int | None = None  # the job's newest step, if it had trained and was lost without a notice
+    # The job's newest step, if it had joined and was lost ...
+    lost_at: int | None = None  # ... and no cloud says that it took it
+    taken_at: int | None = None  # ... since its cloud took it, before a step was made with it
     ran_s: float | None = None  # if it is gone: for how long it existed, by its provider's word
 
 

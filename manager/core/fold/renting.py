@@ -68,6 +68,19 @@ def with_joined(state: JobState, vm: Vm) -> JobState:
     return state.changed(joined_from=state.joined_from | {origin}, strikes=strikes)
 
 
+def with_taken(state: JobState, vm: Vm, at: float, step: int, why: str) -> JobState:
+    """Its cloud took a VM that had joined, and no step was made with it: its place is left alone for a while.
+
+    Unlike that of one that was taken before it joined, until a step is made: that others join is no progress.
+    """
+    if vm.attempt is None:
+        return state
+    place, began = place_of(vm.attempt.placement, RefusalKind.ENDED), vm.joined_at
+    why = why or "its VMs were taken back"
+    strikes = strike(state.strikes, Kind.TAKEN_VM, place, at, by=[vm.vm], began=began, step=step, why=why)
+    return state.changed(strikes=strikes)
+
+
 def is_unconfirmed(vm: Vm) -> bool:
     """Whether no cloud has ever said that it has the VM, which was asked for there."""
     return not vm.id and vm.attempted_at is not None and vm_origin(vm) is not None

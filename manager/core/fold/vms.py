@@ -39,6 +39,7 @@ def _vm_joined(state: JobState, fact: VmJoined) -> JobState:
         vm,
         status=VmStatus.JOINED,
         joined_at=fact.at,
+        joined_step=fact.step,
         address=fact.address,
         devices=fact.devices,
         existed=True,
@@ -103,7 +104,9 @@ def _vm_ended(state: JobState, fact: VmEnded) -> JobState:
     if fact.reason is EndReason.UNUSED:
         state = renting.with_enough(state, fact.at)
     if fact.lost_at is not None:
-        state = _lost(state, fact, fact.lost_at)
+        state = _lost(state, vm, fact, fact.lost_at)
+    if fact.taken_at is not None:
+        state = renting.with_taken(state, vm, fact.at, fact.taken_at, why=fact.detail)
     if fact.reason is EndReason.WORKERS_DIED:
         state = _struck(state, Kind.WORN_VM, fact)
     elif fact.reason is EndReason.UNFIT:
@@ -131,8 +134,9 @@ def _struck(state: JobState, kind: Kind, fact: VmEnded, began: float | None = No
     return state.changed(strikes=strike(state.strikes, kind, JOB, fact.at, by=[fact.vm], began=began))
 
 
-def _lost(state: JobState, fact: VmEnded, step: int) -> JobState:
-    """VMs that are lost together are lost once; those of the next generation are another try."""
+def _lost(state: JobState, vm: Vm, fact: VmEnded, step: int) -> JobState:
+    """VMs that are lost together are lost once; those of the next generation, and those that joined since,
+    are another try."""
     why = f"VM {fact.vm}: {fact.reason}" + (f", {fact.detail}" if fact.detail else "")
     strikes = strike(
         state.strikes,
@@ -140,6 +144,7 @@ def _lost(state: JobState, fact: VmEnded, step: int) -> JobState:
         JOB,
         fact.at,
         by=[fact.vm],
+        began=vm.joined_at,
         step=step,
         generation=state.opened_generation,
         why=why,

@@ -31,9 +31,11 @@ def take(context: Context) -> None:
         return
     if not isinstance(event, VmTerminated):
         if context.has_joined(vm):
-            context.end_vm(event.vm, EndReason.PREEMPTED, "its cloud is ending it")
+            why, taken = event.taken_back or "its cloud is ending it", bool(event.taken_back)
+            context.end_vm(event.vm, EndReason.PREEMPTED, why, taken=taken)
     elif context.has_joined(vm):
-        context.end_vm(event.vm, EndReason.PREEMPTED, event.taken_back, gone=True, ran_s=event.ran_s)
+        why, taken = event.taken_back, bool(event.taken_back)
+        context.end_vm(event.vm, EndReason.PREEMPTED, why, gone=True, taken=taken, ran_s=event.ran_s)
     elif event.taken_back or renting.is_probably_taken(context, vm):
         why = event.taken_back or "its cloud no longer has it"
         renting.taken_back(context, vm, why, gone=True, ran_s=event.ran_s)
@@ -58,7 +60,13 @@ def join_vms(context: Context) -> None:
         if vm.status is VmStatus.REQUESTED and last_report is not None:
             devices = tuple(device.model_dump() for device in last_report.report.devices)
             context.fact(
-                VmJoined(at=context.now, vm=vm.vm, address=last_report.report.address, devices=devices)
+                VmJoined(
+                    at=context.now,
+                    vm=vm.vm,
+                    address=last_report.report.address,
+                    devices=devices,
+                    step=context.highest_step,
+                )
             )
 
 

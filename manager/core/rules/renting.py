@@ -261,7 +261,8 @@ def _backed_off(context: Context, placement: Placement) -> str:
         kind, place = strikes_of(refusal), place_of(placement, refusal)
         if context.is_paused(kind, place) and not (may_have_room and refusal in FULL):
             return context.strikes(kind, place).why
-    return ""
+    place = place_of(placement, RefusalKind.ENDED)
+    return context.strikes(Kind.TAKEN_VM, place).why if context.is_paused(Kind.TAKEN_VM, place) else ""
 
 
 # ---- asking stops ------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def ask_about_lost_vms(context: Context) -> None:
     lost = context.strikes(Kind.LOST_VM)
     reason = (
         f"VMs were lost {lost.count} times in a row before step {lost.step + 1} was committed; the last, "
-        f"{lost.why}. Perhaps a sample or an operation of this step ends its machine"
+        f"{lost.why}. Perhaps the job's code ends its machine: a sample, or an operation of this step"
     )
     wait(context, reason, (Resumption.AGAIN,))
 

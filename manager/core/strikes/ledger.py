@@ -43,7 +43,8 @@ class Strikes:
 
         By its kind it is if it was under way (`began`) when that came, since nothing was tried in between; if
         it is the same one's, seen again; or if it comes shortly after the first of these, in the same
-        generation, and is of others, since one that fails again has been tried again.
+        generation, and is of others that had begun by then, since one that fails again, or began later, is
+        another try.
         """
         if self == NONE:
             return False
@@ -52,7 +53,9 @@ class Strikes:
         if row.under_way:
             return began is not None and began < self.since <= failure.since
         is_near = 0 <= failure.since - self.first_at < row.together_s
-        return is_near and self.generation == failure.generation and not self.by & failure.by
+        is_another_try = began is not None and began > self.first_at
+        is_same = self.generation == failure.generation and not self.by & failure.by
+        return is_near and is_same and not is_another_try
 
 
 NONE = Strikes()
@@ -106,9 +109,12 @@ def strike(
     job's newest step; `generation`: the newest that was opened, for failures of trainers.
     """
     row = TABLE[kind]
+    if Progress.NEXT_STEP in row.forgiven_by:
+        known = [it.step for it in ledger.all(kind).values()]
+        if any(step > it for it in known):
+            ledger = _without(ledger, {kind}, None)
+        step = max([step, *known])  # a manager that has just begun may know of fewer steps
     failure = Strikes(1, at, at, step, frozenset(by), why, generation)
-    if Progress.NEXT_STEP in row.forgiven_by and any(step > it.step for it in ledger.all(kind).values()):
-        ledger = _without(ledger, {kind}, None)
     if at - ledger.of(kind, subject).since > row.forgotten_s:
         ledger = _without(ledger, {kind}, {subject})
     candidates = ledger.all(kind) if row.joint else {subject: ledger.of(kind, subject)}

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     SHORT = "short"
     SLOW = "slow"
     STALL = "stall"
+    TAKEN_VM = "taken_vm"
     UNDECIDED = "undecided"
     UNFIT_VM = "unfit_vm"
     USER_ERROR = "user_error"
@@ -219,13 +220,22 @@ TABLE: Mapping[Kind, Row] = MappingProxyType(
             forgiven_by=frozenset({Progress.NEWER_STEPPED}),
         ),
         Kind.LOST_VM: Row(
-            what="a VM that trains is lost, without a notice of its cloud",
+            what="a VM that had joined is lost, and no cloud says that it took it",
             limit=6,
             follows="a person is asked: a sample may end any machine; longer pauses before the next request",
             first_s=5.0,
             longest_s=300.0,
             num_free=1,
             together_s=60.0,  # as VMs that are lost together are one loss
+            forgiven_by=frozenset({Progress.NEXT_STEP, Progress.PERSON}),
+        ),
+        Kind.TAKEN_VM: Row(
+            what="a cloud takes a VM back that had joined, before a step is made with it",
+            subject="the place: type, market and zone",
+            follows="longer pauses before the next request there",
+            first_s=5.0,
+            longest_s=300.0,
+            together_s=60.0,
             forgiven_by=frozenset({Progress.NEXT_STEP, Progress.PERSON}),
         ),
         Kind.SHORT: Row(

@@ -241,7 +241,7 @@ class ProviderWatch:
             told = VmTerminated(now=now, vm=vm, taken_back=why.get(vm, ""), ran_s=ran_s.get((vm, number)))
             events[job].append(told)
         for job, vm in self._ending(present):
-            events[job].append(VmEndingSeen(now=now, vm=vm))
+            events[job].append(VmEndingSeen(now=now, vm=vm, taken_back=why.get(vm, "")))
         for job, told in events.items():
             if not told:
                 continue
