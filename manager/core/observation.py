@@ -100,7 +100,7 @@ def _heard(
         return observations
     members = {worker for worker, _ in state.current.members} if state.current is not None else set[str]()
     steps = [
-        worker.step
+        state.possible(worker.step)
         for _, latest in news
         for worker in latest.report.workers
         if worker.worker in members and _is_on_history(state, worker)

@@ -235,6 +235,10 @@ class JobState:
         """How many VMs of one origin in a row did not join, at most."""
         return max((found.count for found in self.strikes.all(Kind.NOT_JOINED).values()), default=0)
 
+    def possible(self, step: int) -> int:
+        """The step that a worker reports, which may lie: no job has steps beyond its last one."""
+        return min(step, self.spec.training.steps) if self.spec is not None else step
+
     @property
     def saved_step(self) -> int:
         """The step of the newest checkpoint that is published; 0 without any."""

@@ -33,9 +33,10 @@ def _bits_fixed(state: JobState, fact: BitsFixed) -> JobState:
 
 def _worker_failed(state: JobState, fact: WorkerFailed) -> JobState:
     state = state.changed(failed=MappingProxyType({**state.failed, fact.worker: fact.incarnation}))
-    if fact.step > state.progress_step:
+    step = state.possible(fact.step)
+    if step > state.progress_step:
         strikes = forgive_on_progress(state.strikes, Progress.STEP)
-        state = state.changed(progress_step=fact.step, strikes=strikes)
+        state = state.changed(progress_step=step, strikes=strikes)
     if fact.kind == "recipe":
         return state.changed(
             unfit=MappingProxyType({**state.unfit, fact.worker: fact.message}), last_error=fact.message

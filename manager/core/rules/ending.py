@@ -177,7 +177,7 @@ def end_stopped(context: Context, trouble: str = "") -> None:
     """The job ends as a person wanted, or as it failed; the reason says which steps are lost by that, and by
     what trouble."""
     state, failure = context.state, context.state.failure
-    newest = max(context.observations.newest_step, context.held_step()) or state.progress_step
+    newest = state.possible(max(context.observations.newest_step, context.held_step())) or state.progress_step
     saved = state.saved_step
     reason = failure.reason if failure is not None else "as requested"
     if newest > saved:

@@ -117,10 +117,11 @@ def form(context: Context) -> None:
     lost = max(
         0, max(context.observations.newest_step, _journalled_step(context.state, current)) - formed[0].step
     )
-    slowest = _slowest(formed)
+    slowest = _slowest(formed, context.state.possible(formed[0].step))
     retention.set_aside(context, current, slowest)
     context.fact(GenerationFormed(at=context.now, number=current.number, formed=slowest, lost_steps=lost))
-    context.note(newest_step=max(slowest.step, *(r.step for r in reports)), broken_since=None)
+    newest = context.state.possible(max(slowest.step, *(r.step for r in reports)))
+    context.note(newest_step=newest, broken_since=None)
     breaks.forget_cuts(context, current)
 
 
@@ -133,11 +134,11 @@ def _journalled_step(state: JobState, current: Generation) -> int:
     return max(last.formed.step, *published, 0)
 
 
-def _slowest(formed: list[Formed]) -> Formed:
-    """Rank 0's account, with each phase as long as it took the slowest worker."""
+def _slowest(formed: list[Formed], step: int) -> Formed:
+    """Rank 0's account, at this step, with each phase as long as it took the slowest worker."""
     names = dict.fromkeys(name for f in formed for name in f.phases_s)
     phases = {name: max(f.phases_s.get(name, 0.0) for f in formed) for name in names}
-    return formed[0].model_copy(update={"phases_s": phases})
+    return formed[0].model_copy(update={"step": step, "phases_s": phases})
 
 
 # ---- closing ----------------------------------------------------------------------------------------------

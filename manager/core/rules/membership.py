@@ -88,7 +88,7 @@ def record_failures(context: Context) -> None:
                 kind=failure.kind,
                 message=failure.message,
                 traceback=failure.traceback,
-                step=max(step, context.observations.newest_step),
+                step=context.state.possible(max(step, context.observations.newest_step)),
                 own_steps=own_steps(worker),
             )
         )

@@ -14,7 +14,9 @@ from ..state import Generation, order_of
 
 def record_published(context: Context) -> None:
     """Publications as workers report them; each was listed by the head before it was reported."""
-    record(context, [worker.published for _, worker in context.reports() if worker.published is not None])
+    published = [worker.published for _, worker in context.reports() if worker.published is not None]
+    possible = context.state.possible
+    record(context, [checkpoint for checkpoint in published if possible(checkpoint.step) == checkpoint.step])
 
 
 def record(context: Context, checkpoints: Iterable[CheckpointRef]) -> None:
