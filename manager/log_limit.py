@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_LONGEST = 4000  # characters of a message; a traceback comes after it, and is bounded by Python
+_LONGEST = 4000  # characters of a message; a traceback comes after it, and may be as long
 
 
 @dataclass(slots=True)
@@ -50,10 +50,23 @@ class LogLimit(logging.Filter):
         line.num_records += 1
         if line.num_records > self._most:
             return False
-        text = record.getMessage()
-        if len(text) > _LONGEST:
-            text = f"{text[:_LONGEST]} [... {len(text) - _LONGEST} characters are left out ...]"
+        try:
+            text = _cut(record.getMessage())
+        except Exception:  # its arguments do not fit: the handler says so, and the code that logs goes on
+            return True
         if left_out:
             text = f"{text} ({left_out} more like this were not logged)"
         record.msg, record.args = text, ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)  # which handlers then take
+        if record.exc_text:
+            record.exc_text = _cut(record.exc_text)
         return True
+
+
+def _cut(text: str, most: int = _LONGEST) -> str:
+    """The text without its middle if it is long: a traceback ends with the error."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters are left out ...] {text[-half:]}"
