@@ -230,19 +230,25 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list):
         return [_printable(item) for item in cast(list[Any], value)]
     if isinstance(value, dict):
-        return {key: _printable(item) for key, item in cast(dict[str, Any], value).items()}
+        items = cast(dict[str, Any], value).items()
+        return {_printable(key): _printable(item) for key, item in items}
     return value
 
 
 def _refusal(response: httpx.Response) -> RequestRefused:
+    foreign: dict[str, Any] = {
+        "detail": f"{response.url} answers with status {response.status_code}; {_ADDRESS}"
+    }
     try:
-        body: Any = _printable(response.json())
+        said: Any = _printable(response.json())
     except ValueError:
-        body = {"detail": f"{response.url} answers with status {response.status_code}; {_ADDRESS}"}
+        said = foreign
+    body = cast(dict[str, Any], said) if isinstance(said, dict) else foreign
+    detail = str(body.get("detail", _printable(response.text[:500])))
     if response.status_code == 401:
-        body = {**body, "detail": f"{body.get('detail')}; {_TOKEN}"}
+        detail = f"{detail}; {_TOKEN}"
     errors = [(str(e["field"]), str(e["message"])) for e in body.get("errors", [])]
-    return RequestRefused(response.status_code, str(body.get("detail", response.text[:500])), errors)
+    return RequestRefused(response.status_code, detail, errors)
 
 
 def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
@@ -253,6 +259,6 @@ def _events(response: httpx.Response) -> Iterator[tuple[str, Any]]:
                 yield event, _printable(json.loads(data))
             event, data = "message", ""
         elif line.startswith("event:"):
-            event = line[6:].strip()
+            event = _printable(line[6:].strip())
         elif line.startswith("data:"):
             data += line[5:].strip()

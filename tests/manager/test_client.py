@@ -80,6 +80,33 @@ def test_nothing_that_a_jobs_code_wrote_reaches_the_terminal_as_a_command() -> N
         assert list(events) == [("log", clean)]
 
 
+EVIL, CLEAN = "\x9b31m\u202etxt.exe", "\\u009b31m\\u202etxt.exe"
+
+
+def test_names_of_fields_are_cleaned_for_the_terminal_as_their_values_are() -> None:
+    """The keys of a job's environment, or of its metrics, are its user's."""
+    answer = json.dumps({"envs": [{EVIL: {EVIL: EVIL}}]}, ensure_ascii=False)
+    with answering(lambda _: Answer(200, answer)) as url, Client(url, "a.b") as client:
+        assert client.get("/jobs/j") == {"envs": [{CLEAN: {CLEAN: CLEAN}}]}
+    event = f"event: {EVIL}\ndata: {answer}\n\n"
+    with (
+        answering(lambda _: Answer(200, event)) as url,
+        Client(url, "a.b") as client,
+        client.stream("/jobs/j/stream") as events,
+    ):
+        assert list(events) == [(CLEAN, {"envs": [{CLEAN: {CLEAN: CLEAN}}]})]
+
+
+@pytest.mark.parametrize("status", [401, 404, 409, 500])
+@pytest.mark.parametrize("body", [{"said": EVIL}, {"detail": EVIL}, {"detail": {EVIL: [EVIL]}}, [EVIL], EVIL])
+def test_a_refusal_of_any_form_is_cleaned_for_the_terminal(status: int, body: object) -> None:
+    with answering(lambda _: Answer(status, json.dumps(body, ensure_ascii=False))) as url:
+        said = told(RequestRefused, url)
+    assert "\x9b" not in said
+    assert "\u202e" not in said
+    assert CLEAN in said.replace("\\\\", "\\") or f"answers with status {status}" in said
+
+
 def test_a_wrong_token_is_refused_with_where_another_is() -> None:
     with answering(lambda _: Answer(401, '{"detail": "unknown token"}')) as url:
         assert "unknown token; give another with --token or MAKARA_TOKEN" in told(RequestRefused, url)
