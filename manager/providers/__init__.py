@@ -56,9 +56,7 @@ class Resource:
     placement: Placement | None = None  # of a VM, if the cloud tells it
     private_address: str = ""  # in its network, if the cloud tells it
     public_address: str = ""
-    taken_back: str = (
-        ""  # why the cloud itself ended the VM, in its words; empty: it did not, or does not tell
-    )
+    taken_back: str = ""  # that the cloud itself ends the VM, and why; empty: it does not, or does not tell
     ran_s: float | None = None  # for how long a VM existed that is gone, if the cloud tells
     shows_power: bool = True  # False: from a list that reports a VM that has shut itself down as running
 

@@ -11,6 +11,7 @@ import pytest
 from lying_cloud import Habits, Machine
 from lying_history import JOB, History, Resources, explained
 from makara.manager.core.facts import AttemptMade, EndReason, VmEnded
+from makara.manager.core.strikes.table import Kind
 from makara.manager.core.vms import VmStatus
 from makara.manager.providers import ResourceStatus
 from makara.manager.service.vms.closings import Closings
@@ -78,6 +79,39 @@ def test_a_vm_that_is_taken_has_ended_in_seconds_and_is_replaced_soon_after_it_i
         assert ended.at - at < 8.0, "a cloud's list is asked for every 15 s"
         assert machine.gone_at is not None
         assert _since(history, AttemptMade, at)[0].at - machine.gone_at < 18.0
+
+    _play(tmp_path, act, provider)
+
+
+@pytest.mark.parametrize("is_seen_ending", [True, False])
+@pytest.mark.parametrize("provider", ["aws", "azure"])
+def test_a_vm_that_its_cloud_took_is_no_loss_that_the_job_can_be_the_cause_of(
+    tmp_path: Path, provider: str, is_seen_ending: bool
+) -> None:
+    async def act(history: History) -> None:
+        (machine,), at = history.cloud.billed(), history.loop.time()
+        machine.taken_back = True
+        history.cloud.end(machine)
+        if not is_seen_ending:
+            history.cloud._gone(machine)
+        await history.until(lambda: _since(history, VmEnded, at), 100.0, "its end")
+        assert history.state.strikes.count(Kind.LOST_VM) == 0
+        assert sum(found.count for found in history.state.strikes.all(Kind.TAKEN_VM).values()) == 1
+
+    _play(tmp_path, act, provider)
+
+
+@pytest.mark.parametrize("provider", ["aws", "azure"])
+def test_a_vm_that_shut_itself_down_is_a_loss_that_the_job_may_be_the_cause_of(
+    tmp_path: Path, provider: str
+) -> None:
+    async def act(history: History) -> None:
+        machine, *_ = history.cloud.billed()
+        history.hang_up(machine, away_s=10_000.0)
+        machine.off, at = True, history.loop.time()
+        await history.until(lambda: _since(history, VmEnded, at), 120.0, "its end")
+        assert history.state.strikes.count(Kind.LOST_VM) == 1
+        assert not history.state.strikes.all(Kind.TAKEN_VM)
 
     _play(tmp_path, act, provider)
 

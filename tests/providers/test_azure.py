@@ -423,6 +423,17 @@ def test_a_vm_that_was_shut_down_from_inside_is_billed_still(cloud: AzureCloud) 
     assert {one.kind: one.shows_power for one in listed} == {"vm": False, "interface": True, "disk": True}
     assert statuses(looked) == {"gpt-vm0": ResourceStatus.ENDING}
     assert all(one.shows_power for one in looked)
+    assert not any(one.taken_back for one in (*listed, *looked)), "its own code can do that"
+
+
+def test_a_vm_that_azure_deletes_was_taken_since_nothing_that_runs_on_it_can_delete_it(
+    cloud: AzureCloud,
+) -> None:
+    provider = cloud.provider()
+    create(provider, cloud.attempt())
+    machine(cloud)["properties"]["provisioningState"] = "Deleting"
+    for found in (provider.list(), provider.look("gpt-vm0")):
+        assert {one.kind: one.taken_back for one in found}["vm"] == "Azure is deleting it"
 
 
 def test_the_console_ends_with_its_last_lines(cloud: AzureCloud) -> None:

@@ -229,7 +229,7 @@ class LyingProvider:
                 id=machine.id,
                 status=status,
                 shows_power=shows_power,
-                taken_back="Server.SpotInstanceTermination" if self._tells_why(machine) else "",
+                taken_back=self._why(machine),
                 ran_s=ran_s if status is ResourceStatus.GONE else None,
             )
         ]
@@ -239,8 +239,11 @@ class LyingProvider:
             found.append(Resource(vm=vm, attempt=number, id=identity, status=ending, kind=kind))
         return found
 
-    def _tells_why(self, machine: Machine) -> bool:
-        return self.name == "aws" and machine.taken_back and machine.status in _GONE
+    def _why(self, machine: Machine) -> str:
+        """Azure only tells that it deletes a VM, not why, and forgets it then."""
+        if not machine.taken_back or machine.status not in _GONE:
+            return ""
+        return "Server.SpotInstanceTermination" if self.name == "aws" else "Azure is deleting it"
 
     # ---- the rest ------------------------------------------------------------------------------------------
 

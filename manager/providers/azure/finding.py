@@ -78,6 +78,8 @@ def resources_of(things: Sequence[tuple[Names, Thing]]) -> list[Resource]:
             placement=thing.placement,
             private_address=thing.private_address,
             public_address=thing.public_address,
+            # Nothing that runs on a VM deletes it: if it shuts itself down, it stays.
+            taken_back="Azure is deleting it" if thing.kind == "vm" and thing.state == "Deleting" else "",
             shows_power=thing.kind != "vm" or bool(thing.codes),
         )
         for names, thing in things

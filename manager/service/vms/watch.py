@@ -37,6 +37,8 @@ log = logging.getLogger("makara.manager")
 _IDLE = 4.0  # a cloud without VMs of ours is listed so many times more rarely
 _LONGEST_S = 300.0  # the longest interval while a cloud throttles
 _MOST_FAILURES = 3  # queries by name that fail in a row: then the place does not answer, so stop asking
+# One that was shut down from inside is still there, or listed as ended with its reason.
+_FORGOTTEN = "its cloud no longer has it"
 _PATIENCE = 2  # lists in a row without a VM before it counts as gone, because a cloud's lists lag
 
 
@@ -237,9 +239,10 @@ class ProviderWatch:
             events[job] += news_of(runtime.state, resources, now)
         ran_s = run_times(resources)
         for job, vm in self._vanished(present, among):
-            number = self.jobs[job].state.vms[vm].num_attempts
-            told = VmTerminated(now=now, vm=vm, taken_back=why.get(vm, ""), ran_s=ran_s.get((vm, number)))
-            events[job].append(told)
+            known = self.jobs[job].state.vms[vm]
+            forgotten = _FORGOTTEN if known.joined and vm not in present and self.name in CLOUDS else ""
+            taken, ran = why.get(vm, forgotten), ran_s.get((vm, known.num_attempts))
+            events[job].append(VmTerminated(now=now, vm=vm, taken_back=taken, ran_s=ran))
         for job, vm in self._ending(present):
             events[job].append(VmEndingSeen(now=now, vm=vm, taken_back=why.get(vm, "")))
         for job, told in events.items():
