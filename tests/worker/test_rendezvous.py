@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import threading
+import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -77,6 +80,59 @@ def test_a_plan_that_is_not_the_managers_is_rank_0s_fault(meeting: Meeting, chan
         assert isinstance(error, PeersLost)
         assert error.ranks == (0,)
     assert other.members == ["a.0"], "who is lost has a name"
+
+
+def packed(text: bytes) -> bytes:
+    return base64.b85encode(zlib.compress(text))
+
+
+NO_PLAN = {
+    "not in base 85": b"\x00 \xff",
+    "empty": b"",
+    "not compressed": base64.b85encode(b"[{}, []]"),
+    "cut off": base64.b85encode(zlib.compress(b"[{}, []]")[:-6]),
+    "not JSON": packed(b"{"),
+    "not text": packed(b'"\xff"'),
+    "a huge number": packed(b"1" * 10_000),
+    "nested deeply": packed(b"[" * 100_000),
+    "a nested plan": packed(b'[{"a": ' + b"[" * 900 + b"]" * 900 + b"}, []]"),
+    "not a pair": packed(b"[{}]"),
+    "an object": packed(b'{"0": {}, "1": []}'),
+    "null": packed(b"null"),
+    "no plan": packed(b"[[], []]"),
+    "no members": packed(b"[{}, {}]"),
+    "members without addresses": packed(b'[{}, [{"worker": "a.0"}]]'),
+    "names that are none": packed(b'[{}, [{"worker": 1, "address": null}]]'),
+    "others": packed(b'[{}, [{"worker": "\\ud800", "address": ""}]]'),
+    "larger than any plan": packed(b" " * (1 << 27)),
+}
+
+
+@pytest.mark.parametrize("stored", [*NO_PLAN.values()], ids=[*NO_PLAN])
+def test_whatever_rank_0_stores_in_place_of_a_plan_is_its_fault(meeting: Meeting, stored: bytes) -> None:
+    """Found: it ended the trainers of all others."""
+    meeting.listener.serve().set("plan", stored)  # pyright: ignore[reportArgumentType]
+    other = meeting.add("b.0")
+    tracemalloc.start()
+    try:
+        [error] = run([other.rendezvous])
+        assert tracemalloc.get_traced_memory()[1] < 160 << 20
+    finally:
+        tracemalloc.stop()
+    assert isinstance(error, PeersLost)
+    assert error.ranks == (0,)
+
+
+def test_whatever_a_member_stores_in_place_of_its_value_is_its_fault(meeting: Meeting) -> None:
+    sessions = [meeting.add(worker) for worker in WORKERS]
+    assert run([session.rendezvous for session in sessions]) == [None] * len(WORKERS)
+    store = meeting.listener.serve()
+    store.set("said/2", NO_PLAN["nested deeply"])  # pyright: ignore[reportArgumentType]
+    for rank in (1, 3):
+        store.set(f"said/{rank}", packed(b"1"))  # pyright: ignore[reportArgumentType]
+    [error] = run([lambda: sessions[0].gather("said", 1) and None])
+    assert isinstance(error, PeersLost)
+    assert error.ranks == (2,)
 
 
 def test_one_that_waits_for_the_plan_of_rank_0_can_be_called_off(meeting: Meeting) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from ...protocol.messages import At, GenerationOrder, Member, plan_hash
 from ..progress import ProgressCounters
 from .blocking import BlockingThread, Interrupt, PeersLost
@@ -20,6 +22,8 @@ from .links import Links, MemberIdentity
 T = TypeVar("T")
 OpenGroup = Callable[[str, Sequence[int]], ProcessGroup]
 """Opens a group of this name over these ranks; see `Communicator.group`."""
+_PLAN_AND_MEMBERS = TypeAdapter(tuple[dict[str, Any], list[Member]])
+_MOST_BYTES = 1 << 26  # of a value; plan and members of 10,000 workers have about a hundredth
 
 
 class Communicator:
@@ -63,29 +67,42 @@ class Communicator:
         """
         began = time.monotonic()
         with self.progress.being(At.MEMBERS):
-            plan, members = self._meet()
-        if plan_hash(plan, members) != self._order.plan_hash:
-            self.interrupt.trip(PeersLost([0], "rank 0 gives another plan than the manager's"))
-            self.interrupt.check()
+            stored = self._meet()
+        plan, members = self._read(stored, self._plan_and_members, 0)
         self.members = [member.worker for member in members]
         self.address = members[self.rank].address
         self._take_plan(plan)
         self.rendezvous_s = time.monotonic() - began
 
-    def _meet(self) -> tuple[dict[str, Any], list[Member]]:
-        """Open the generation's store, or connect to it; what it says of the plan and the members."""
+    def _meet(self) -> bytes:
+        """Open the generation's store, or connect to it; what it has under the key of plan and members."""
         listener, endpoint = self._listener, self._endpoint
         assert endpoint is not None, "a go order carries the rendezvous"
         if self.rank == 0:
             assert listener is not None, "rank 0 listens before it says that it is prepared"
             store = self._store = self.courier.call(listener.serve, [0])
-            told: Any = [self._order.plan, [member.model_dump() for member in self._order.members]]
-            self.courier.call(lambda: store.set("plan", _packed(told)), [0])
-        else:
-            store = self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
-            wait = partial(fetch, store, "plan", lambda: self.interrupt.tripped)
-            told = _unpacked(self.courier.call(wait, [0]))
-        return told[0], [Member.model_validate(member) for member in told[1]]
+            told = _packed([self._order.plan, [member.model_dump() for member in self._order.members]])
+            self.courier.call(lambda: store.set("plan", told), [0])
+            return told.encode()
+        store = self._store = self.courier.call(lambda: connect(endpoint, self._link_timeout_s), [0])
+        return self.courier.call(partial(fetch, store, "plan", lambda: self.interrupt.tripped), [0])
+
+    def _plan_and_members(self, stored: bytes) -> tuple[dict[str, Any], list[Member]]:
+        """Raises `ValueError` unless they are the manager's."""
+        plan, members = _PLAN_AND_MEMBERS.validate_python(_unpacked(stored))
+        if plan_hash(plan, members) != self._order.plan_hash:
+            raise ValueError("it is another plan than the manager's")
+        return plan, members
+
+    def _read(self, stored: bytes, read: Callable[[bytes], T], rank: int) -> T:
+        """What the member of this rank has stored. Raises `PeersLost`, naming it, if that cannot be read: its
+        VM may be another's by now."""
+        try:
+            return read(stored)
+        except (ValueError, RecursionError) as error:
+            self.interrupt.trip(PeersLost([rank], f"what rank {rank} gives cannot be used: {error}"))
+            self.interrupt.check()
+            raise
 
     def _take_plan(self, plan: dict[str, Any]) -> None:
         """What there is to do with the generation's plan once it is known; empty where it has none."""
@@ -108,7 +125,7 @@ class Communicator:
         # Only the store on rank 0 can fail here; a member that is late or gone makes the others wait.
         with self.progress.being(At.MEMBERS):
             return [
-                _unpacked(self.courier.call(partial(value_of, rank), [0]))
+                self._read(self.courier.call(partial(value_of, rank), [0]), _unpacked, rank)
                 for rank in range(len(self.members) if num_ranks is None else num_ranks)
             ]
 
@@ -193,4 +210,12 @@ def _packed(value: Any) -> str:
 
 
 def _unpacked(data: bytes) -> Any:
-    return json.loads(zlib.decompress(base64.b85decode(data)))
+    """Raises `ValueError` or `RecursionError` for what `_packed` did not make, or for too large a value."""
+    decompressor = zlib.decompressobj()
+    try:
+        text = decompressor.decompress(base64.b85decode(data), _MOST_BYTES)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not decompressor.eof:
+        raise ValueError(f"it is not whole, or of more than {_MOST_BYTES} bytes")
+    return json.loads(text)
