@@ -302,7 +302,8 @@ class Context(StrikesInDecision):
         is_lost = reason in _LOST or (
             is_noticed and reason is EndReason.RELEASED
         )  # let go before it is taken
-        if not is_lost or not self.has_joined(vm):
+        has_ended_itself = vm.must_end_by is not None and vm.must_end_by <= self.now  # for want of a manager
+        if not is_lost or has_ended_itself or not self.has_joined(vm):
             return {}
         if not is_noticed and not (is_cloud and taken):
             return {"lost_at": self.highest_step}

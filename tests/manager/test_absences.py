@@ -16,6 +16,7 @@ from makara.manager.core.events import (
     VmTerminated,
 )
 from makara.manager.core.facts import JobEnded, RefusalKind, StopOrdered, VmEnded
+from makara.manager.core.strikes.table import Kind
 from makara.manager.spec.placement import Offer
 from test_renting import answer, asked, fail, join, offer, pass_time, rented, succeed
 
@@ -81,6 +82,18 @@ def test_a_vm_that_is_seen_again_has_been_there_all_the_time() -> None:
         assert counted(script) == pytest.approx(11.0, abs=0.01)
         begin_again(script, AWAY_S)
         assert counted(script) == pytest.approx(11.0 + unseen(script), abs=0.1)
+
+
+@pytest.mark.parametrize(("after_s", "num_strikes"), [(AWAY_S, 0), (20.0, 1)])
+def test_a_vm_that_ended_itself_for_want_of_a_manager_is_no_loss_that_counts(
+    after_s: float, num_strikes: int
+) -> None:
+    script = rented(Script(), offer(), max_nodes=1)
+    pass_time(script, HOUR_S)
+    (vm,) = script.state.live_vms
+    begin_again(script, after_s)
+    script.event(VmTerminated(now=script.now, vm=vm.vm))
+    assert script.state.strikes.count(Kind.LOST_VM) == num_strikes
 
 
 def test_a_list_that_shows_its_end_is_no_sign_of_life() -> None:
