@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
-from operator import add
 
 from ..pipeline import Plan
+from .shared_hosts import sparing_of_few, sparing_of_more, width
 
 _NEGLIGIBLE = 1e-7  # of all losses, those of more VMs than are looked at
 _COUNTED = 32  # VMs lost at once, up to which the losses that take a section are counted
@@ -32,9 +32,11 @@ class Risk:
     """How often VMs are lost, and what going back to a checkpoint costs.
 
     The number of VMs that are lost at once is taken to be geometrically distributed, and each set of so many
-    VMs to be as likely as any other. Of up to 32 VMs this is computed exactly; where more are lost at once,
-    each section is taken to lose its hosts independently of the others, which is within 0.1 of the exact
-    probability, and within 0.03 for a hundred VMs or more. Raises `ValueError`, naming the field.
+    VMs to be as likely as any other. Of up to 32 VMs this is computed exactly. Where more are lost at once,
+    sections that share no VMs are taken to lose their hosts independently of each other, which is within 0.1
+    of the exact probability, and within 0.03 for a hundred VMs or more; and where sections share VMs, each VM
+    is taken to be lost independently of the others, which is within 0.02. Raises `ValueError`, naming the
+    field.
     """
 
     losses_per_s: float
@@ -90,16 +92,18 @@ class Risk:
         sizes = tuple(sorted(map(len, minimal)))
         if sum(sizes) == len(frozenset[str]().union(*minimal)):
             return _lost_with(num_vms, sizes, self.mean_size)
-        if _width(minimal) > _WIDEST:
+        if width(minimal) > _WIDEST:
             return _at_most(num_vms, sizes, self.mean_size)
-        spared = _sparing(minimal, most=min(num_vms, _COUNTED))
+        spared = sparing_of_few(minimal, most=min(num_vms, _COUNTED))
+        large = [size for size, _ in _sizes(num_vms, self.mean_size) if size > _COUNTED]
+        spared_of_more = dict(zip(large, sparing_of_more(minimal, large, num_vms), strict=True))
         num_others = num_vms - len(frozenset[str]().union(*minimal))
 
         def fatal(size: int) -> float:
             harmless = sum(spared[part] * comb(num_others, size - part) for part in range(size + 1))
             return 1.0 - harmless / comb(num_vms, size)
 
-        return _mean(num_vms, self.mean_size, fatal, lambda size: _any_lost(sizes, size, num_vms))
+        return _mean(num_vms, self.mean_size, fatal, lambda size: 1.0 - spared_of_more[size])
 
     def _lost(self, fatal: float, step_s: float) -> float:
         return self.losses_per_s * fatal * (self.redo_s + self.redo_steps * step_s)
@@ -256,37 +260,6 @@ def _all_of(wanted: float, size: float, num_vms: int) -> float:
         return 0.0
     drawn = math.lgamma(size + 1) - math.lgamma(size - wanted + 1)
     return min(1.0, math.exp(drawn - math.lgamma(num_vms + 1) + math.lgamma(num_vms - wanted + 1)))
-
-
-def _sparing(sets: Sequence[Set[str]], most: int) -> list[int]:
-    """How many losses of 0, 1, ... `most` of the VMs in `sets` take all of none of the sets.
-
-    The sets are gone through in order. What is lost is remembered only of VMs that later sets have as well:
-    of sections in their order, those are few. It takes time in 2^`_width(sets)`.
-    """
-    last = {vm: place for place, one in enumerate(sets) for vm in one}
-    found: dict[frozenset[str], list[int]] = {frozenset(): [1] + [0] * most}
-    known = set[str]()
-    for place, one in enumerate(sets):
-        for vm in sorted(one - known):
-            found |= {lost | {vm}: [0, *numbers[:-1]] for lost, numbers in found.items()}
-        known |= one
-        over = {vm for vm in one if last[vm] == place}
-        merged: dict[frozenset[str], list[int]] = {}
-        for lost, numbers in found.items():
-            if not one <= lost:
-                before = merged.get(lost - over)
-                merged[lost - over] = numbers if before is None else [*map(add, before, numbers)]
-        found = merged
-    (spared,) = found.values()
-    return spared
-
-
-def _width(sets: Sequence[Set[str]]) -> int:
-    """The most VMs of which `_sparing` remembers at once whether they are lost."""
-    last = {vm: place for place, one in enumerate(sets) for vm in one}
-    first = {vm: place for place, one in reversed([*enumerate(sets)]) for vm in one}
-    return max(sum(first[vm] <= place <= last[vm] for vm in last) for place in range(len(sets)))
 
 
 def _at_most(num_vms: int, hosts: Sequence[int], mean_size: float) -> float:

@@ -95,6 +95,43 @@ def test_large_losses_are_weighed_about_as_if_all_were_counted() -> None:
         assert risk.touches(used, num_vms) == pytest.approx(wanted, abs=0.001)
 
 
+@pytest.mark.parametrize("mean_size", [16.0, 64.0, 9000.0])
+def test_large_losses_of_hosts_that_sections_share_are_weighed_about_as_if_all_were_counted(
+    mean_size: float,
+) -> None:
+    """Found: sections that share VMs counted as if each were hit by itself."""
+    risk = Risk(losses_per_s=1.0, mean_size=mean_size, redo_s=1.0, redo_steps=0.0)
+    for num_vms, num_sections, number in (
+        (200, 150, 6),
+        (200, 150, 4),
+        (160, 150, 3),
+        (50, 40, 5),
+        (36, 36, 2),
+    ):
+        hosts = [frozenset(map(str, range(k, k + number))) for k in range(num_sections - number)]
+        weights = [(1 - 1 / mean_size) ** size for size in range(num_vms)]
+        counted = [
+            counted_in_a_row(num_vms, num_sections - 1, number, size) for size in range(1, num_vms + 1)
+        ]
+        wanted = sum(map(operator.mul, weights, counted)) / sum(weights)
+        assert risk.lost_with(hosts, num_vms, 0.0) == pytest.approx(wanted, abs=0.01)
+
+
+def counted_in_a_row(num_vms: int, used: int, number: int, size: int) -> float:
+    """That a loss of this size takes `number` neighbours of `used` VMs in a row: by placing fewer than
+    `number` of those lost between any two that are kept."""
+    spared = 0
+    for part in range(min(used, size) + 1):
+        places = used - part + 1
+        # Inclusion and exclusion over the places with `number` or more.
+        ways = sum(
+            (-1) ** full * comb(places, full) * comb(part - number * full + places - 1, places - 1)
+            for full in range(min(places, part // number) + 1)
+        )
+        spared += ways * comb(num_vms - used, size - part)
+    return 1 - spared / comb(num_vms, size)
+
+
 def counted_out(num_vms: int, hosts: list[int], size: int) -> float:
     """That a loss of this size takes all of one of these sets, which share none: by counting all others."""
     spared = [1]  # of 0, 1, ... VMs of the sets, the losses that take none of them whole
