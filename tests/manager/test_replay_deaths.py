@@ -48,8 +48,8 @@ class Table(CachedPlanner):
 def market(seed: int, num_nodes: int, every_s: float, one_in: int = 1) -> list[TraceEvent]:
     """A node dies about every `every_s` seconds, and another comes a minute later.
 
-    With `one_in`, only one in so many of these deaths comes, at the same time and in the same place: which step
-    a death hits would decide more than how many come.
+    With `one_in`, only one in so many of these deaths comes, at the same time and in the same place: which
+    step a death hits would decide more than how many come.
     """
     draw = random.Random(seed)
     live = [f"n{number}" for number in range(num_nodes)]
