@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from ...protocol.messages import DeviceInfo, Recipe
 from ...simulator import Calibration, MorphCosts, NodeChange, TraceEvent
 from ..core import Timing
+from ..core.strikes.table import Kind
 from ..spec.job_spec import JobSpec
 from .fleet import GRAPH_HASH
 
 # Every death is told in the replay, and nobody is ever merely silent: so no heartbeat needs to be simulated,
 # and VMs that only wait cost nothing. A request waits until the trace has a node, as it does at a cloud that
-# has no capacity; a real manager asks anew every quarter of an hour, which changes nothing.
+# has no capacity; a real manager asks anew every quarter of an hour, which changes nothing. Its market takes
+# VMs, not the job's code: no person is asked why they are lost.
 TIMING = Timing(  # what is replayed tells nothing in between, and never stands still
     vm_lease_s=math.inf,
     request_timeout_s=math.inf,
@@ -22,7 +24,7 @@ TIMING = Timing(  # what is replayed tells nothing in between, and never stands 
     progress_floor_s=math.inf,
     start_wait_s=math.inf,
     profile_wait_s=math.inf,
-)
+).with_row(Kind.LOST_VM, limit=math.inf)
 EPOCH_S = 1e6  # the core's clock at the start of the trace: times of zero would look like none at all
 _NO_CAP_BYTES = 2**53 - 1  # the largest size that a report may state
 

@@ -11,7 +11,7 @@ from makara.manager.replay import Outcome, Prices, ReplayError, Scenario, replay
 from makara.manager.replay.planner import CachedPlanner
 from makara.manager.replay.step_in_flight import StepsInFlight
 from makara.manager.replay.training import Training
-from makara.simulator import read_trace
+from makara.simulator import NodeChange, TraceEvent, read_trace
 from replays import COSTS, check_instant, random_trace, scenario
 
 
@@ -264,3 +264,15 @@ def test_vms_that_only_wait_cost_no_decisions() -> None:
     month = one(scenario(adds(6), hours=24.0 * 30))
     assert month.num_decisions == quiet.num_decisions
     assert month.steps > 700 * quiet.steps
+
+
+def test_a_market_that_takes_vms_before_a_step_is_made_has_no_replay_wait_for_a_person() -> None:
+    events, at_ms = list[TraceEvent](), 0
+    for pair in range(12):
+        nodes = (f"n{pair}.0", f"n{pair}.1")
+        events += [TraceEvent(at_ms, NodeChange.ADD, node) for node in nodes]
+        events += [TraceEvent(at_ms + 40_000, NodeChange.REMOVE, node) for node in nodes]
+        at_ms += 100_000
+    events += [TraceEvent(at_ms, NodeChange.ADD, node) for node in ("a", "b")]
+    events.append(TraceEvent(at_ms + 3_600_000, NodeChange.ADD, "the end"))
+    assert one(scenario(events, max_nodes=2)).steps > 0
