@@ -126,7 +126,7 @@ def test_a_stop_just_after_a_restart_ends_at_once_where_nothing_ever_ran() -> No
 def switched() -> tuple[Script, list[str]]:
     """Generation 2 of three workers is open; it has taken over at step 100, of which 90 are saved."""
     script = Script()
-    workers = script.run(2, resources={"max_nodes": 3})
+    workers = script.run(2, resources={"max_nodes": 3}, training={"global_batch_size": 8, "steps": 1000})
     workers.append(f"{list(script.state.vms)[2]}.0")
     script.report(WorkerReport(worker=workers[2], incarnation=1, phase=Phase.IDLE, graph_hash="5ec7"))
     script.report(*(script.change(w, step=90) for w in workers[:2]))
