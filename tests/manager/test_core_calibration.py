@@ -60,7 +60,7 @@ def enter(script: Script, stage: str = "survey") -> list[str]:
     for worker in names:
         order = orders(script.state, vm_of(worker)).generation
         assert order is not None
-        assert (order.kind, order.phase, order.plan_hash) == ("profile", "prepare", "")
+        assert (order.kind, order.phase, order.plan) == ("profile", "prepare", {})
         tell(script, worker, prepared=order.number, endpoint=f"10.0.0.1:{order.number}")
     for worker in names:
         order = orders(script.state, vm_of(worker)).generation
