@@ -250,9 +250,8 @@ def _named(pools: Iterable[str]) -> str:
 
 
 def _needs(claim: Claim) -> str:
-    return (
-        f"it needs {claim.least} VMs ({'resources.min_nodes' if claim.is_min else 'no plan does with fewer'})"
-    )
+    why = "resources.min_nodes" if claim.is_min else "no plan was found for fewer"
+    return f"it needs {claim.least} VM{'s' if claim.least != 1 else ''} ({why})"
 
 
 def _is_cloud(pool: str) -> bool:
