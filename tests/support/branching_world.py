@@ -6,6 +6,7 @@ The real core and the real planner; VMs that die, and join, when a test says so.
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from typing import Any, Self
@@ -24,6 +25,7 @@ from makara.manager.core.events import (
 )
 from makara.manager.core.facts import Fact
 from makara.manager.core.state import Generation, vm_of
+from makara.manager.core.strikes.table import Kind
 from makara.manager.service.planning import compute_plan
 from makara.manager.world import Clock, Trainer, Vm, World, begin
 from makara.morphing import copies_of
@@ -39,7 +41,8 @@ class BranchingWorld(World[None]):
     """A job with VMs of `per_vm` workers. Every generation does one step; the first one's is published."""
 
     def __init__(self, calibration: Calibration, *, num_vms: int, per_vm: int = 1, **sections: Any) -> None:
-        super().__init__(Timing(), epoch_s=1000.0)
+        # Between two deaths time passes without steps: no person is asked why VMs are lost.
+        super().__init__(Timing().with_row(Kind.LOST_VM, limit=math.inf), epoch_s=1000.0)
         self.calibration, self.per_vm = calibration, per_vm
         self.vms: dict[str, Vm[Trainer]] = {}
         """Those that live."""
