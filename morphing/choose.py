@@ -25,8 +25,8 @@ _WINDOWS = (2, 3, 4)  # times P (the paper's range for its networks); a window o
 _TRIES = 3  # stop trying other D for a P after this many in a row that are not better
 # What a sweep spends at most beyond its first simulation, so that an answer for any number of workers takes
 # less than 2 s. A count, not a time: every machine finds the same.
-_ARRANGED = 500_000  # workers in places, where some are slow: 2 us each
-_SIMULATED = 700_000  # micro-batches, and 4 for each worker of a plan: 1.5 us each
+_ARRANGED = 300_000  # workers in places, where some are slow: 2 us each
+_SIMULATED = 450_000  # micro-batches, and 4 for each worker of a plan: 1.5 us each
 _NOT_LOOKED_INTO = "shapes with lower bounds took all the work that a choice may take"
 _ROUNDING = 1 + 1e-6  # a simulation rounds each operation to nanoseconds, a bound does not
 

@@ -207,15 +207,15 @@ def _lost_with(num_vms: int, hosts: tuple[int, ...], mean_size: float) -> float:
     for number in hosts:
         for size in range(most, number - 1, -1):
             signs[size] -= signs[size - number]
+    unions = [(size, sign) for size, sign in enumerate(signs) if sign]
+    alike = Counter(hosts)
 
     def fatal(size: int) -> float:
         # In whole numbers, for what is added and taken away is far larger than what remains.
-        spared = sum(
-            signs[taken] * comb(num_vms - taken, size - taken) for taken in range(size + 1) if signs[taken]
-        )
-        return 1.0 - spared / comb(num_vms, size)
+        ways = comb(num_vms, size)
+        return (ways - sum(sign * comb(num_vms - n, size - n) for n, sign in unions if n <= size)) / ways
 
-    return _mean(num_vms, mean_size, fatal, lambda size: _any_lost(hosts, size, num_vms))
+    return _mean(num_vms, mean_size, fatal, lambda size: _any_lost(alike, size, num_vms))
 
 
 def _mean(
@@ -246,10 +246,13 @@ def _sizes(num_vms: int, mean_size: float) -> Sequence[tuple[float, float]]:
     return [(size, weight / total) for size, weight in few]
 
 
-def _any_lost(hosts: Iterable[int], size: float, num_vms: int) -> float:
-    """About how likely a loss of `size` VMs takes all of any of these sets, as if each were hit by itself."""
+def _any_lost(hosts: Counter[int], size: float, num_vms: int) -> float:
+    """About how likely a loss of `size` VMs takes all of any of these sets, as if each were hit by itself.
+
+    `hosts`: how many sets have so many VMs.
+    """
     spared = 1.0
-    for number, times in Counter(hosts).items():
+    for number, times in hosts.items():
         spared *= (1.0 - _all_of(number, size, num_vms)) ** times
     return 1.0 - spared
 
