@@ -344,7 +344,7 @@ class Service:
 
     def tick(self) -> None:
         """Share out pools of VMs, give every job a tick, and publish changes."""
-        self._sharing.share(self.active(), self.clock())
+        self._sharing.share(self._ticking(), self.clock())
         for runtime in self._ticking():
             self._loops.tick(runtime)
         for runtime in self.jobs.values():

@@ -6,7 +6,7 @@ import pytest
 from calibrations import uniform
 from core_script import RECIPE, Script
 from makara.manager.core.commands import ComputePlan, RequestVm
-from makara.manager.core.events import AttemptFailed, OffersSeen, VmTerminated
+from makara.manager.core.events import AttemptFailed, OffersSeen, StopRequested, VmTerminated
 from makara.manager.core.facts import EndReason, HoldChanged, RefusalKind, VmEnded, VmYielded
 from makara.manager.core.pools.claims import claim_of, kept_vms
 from makara.manager.core.pools.shares import Claim, Share
@@ -120,6 +120,19 @@ def test_one_that_holds_nothing_gives_its_vms_back_after_a_while() -> None:
     pass_time(script, 40.0)
     assert not script.state.live_vms
     assert not claim(script).trains
+
+
+def test_vms_of_a_job_that_has_ended_count_as_being_handed_over_until_they_are_gone() -> None:
+    """Found: the others in its pool gave up VMs for one that waited, though these were about to be free."""
+    script = rented(Script(releasing=False), offer(), max_nodes=1)
+    held = claim(script).held
+    assert held.total() == 1
+    script.event(StopRequested(now=script.now))
+    assert script.state.ended is not None
+    assert (claim(script).held, claim(script).leaving, claim(script).is_active) == ({}, held, False)
+    for vm in [*script.state.leaving]:
+        script.event(VmTerminated(now=script.now, vm=vm))
+    assert claim(script).leaving == {}
 
 
 # ---- clouds ------------------------------------------------------------------------------------------------

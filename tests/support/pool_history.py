@@ -18,7 +18,7 @@ from makara.manager.core.pools.shares import Claim, Share, shares
 OWN, OTHER, CLOUD = "static", "local", "aws/r/large"
 _GIVEN_BACK = 12  # ticks for which one that waits keeps what it has
 _MORPH = 3
-_PAUSE = 9  # ticks after a refusal
+_PAUSE = 20  # ticks after a refusal
 _MIXED = [(OWN,), (OWN,), (OTHER,), (CLOUD,), (OWN, CLOUD)]
 _QUIET = 3000  # ticks in which all that can finish does
 
@@ -47,10 +47,11 @@ class _Job:
     refused: dict[str, float] = field(default_factory=dict[str, float])
     asks_at: int = 0  # when it asks the cloud again after a refusal
     has_trained: bool = False
+    ended: bool = False  # its VMs are not gone yet
 
     @property
     def trains(self) -> bool:
-        return self.held.total() >= self.least
+        return self.held.total() >= self.least and not self.ended
 
     def claim(self) -> Claim:
         pools = tuple(pool for pool in self.pools if pool != CLOUD or not self.pause)
@@ -63,6 +64,7 @@ class _Job:
             pools=pools,
             held=Counter(self.held),
             trains=self.trains,
+            is_active=not self.ended,
             refused={pool: at for pool, at in self.refused.items() if pool in pools},
             leaving=Counter(self.leaving),
         )
@@ -81,7 +83,8 @@ class PoolHistory:
         self._jobs: list[_Job] = []
         self._now = 0
         self._freed: dict[str, float] = {}
-        self._handed_over = 0  # VMs of the cloud, since one that waits was refused there
+        self._handed_over = 0  # VMs of the cloud, since one that waits asked there
+        self._needed = 0  # VMs of the cloud that may be handed over, when shares were found
         self._ticks: Counter[tuple[str, str]] = Counter()  # for how long something has been so
 
     def run(self) -> int:
@@ -115,7 +118,7 @@ class PoolHistory:
                 least=least,
                 most=least + dice.randint(0, 5),
                 pools=dice.choice(self._wanted),
-                work=dice.randint(5, 60),
+                work=dice.randint(5, 200),
             )
             self._jobs.append(job)
 
@@ -132,6 +135,8 @@ class PoolHistory:
     def _take_back(self, pool: str) -> None:
         while self._in_use(pool) > self._room[pool]:
             holders = [job for job in self._jobs if job.held[pool]]
+            if not holders:
+                break
             self._dice.choice(holders).held[pool] -= 1
 
     def _in_use(self, pool: str) -> int:
@@ -144,8 +149,12 @@ class PoolHistory:
         claims = [job.claim() for job in self._jobs]
         known = {OWN: self._room[OWN], OTHER: self._room[OTHER]}
         found = self._divide(claims, known, self._freed)
+        self._needed = self._may_be_handed_over()
         self._check_shares(found, known)
         for job in self._dice.sample(self._jobs, len(self._jobs)):
+            if job.ended:
+                self._go(job)
+                continue
             share = found.get(job.name, Share())
             self._give_up(job, share)
             self._ask(job, share)
@@ -172,10 +181,29 @@ class PoolHistory:
         elif job.pause:
             job.pause -= 1
 
+    def _go(self, job: _Job) -> None:
+        """A job that has ended: its VMs are gone after a while."""
+        job.morph -= 1
+        if not job.morph:
+            self._freed |= dict.fromkeys(+job.leaving, float(self._now))
+            self._jobs.remove(job)
+
+    def _wait(self) -> list[_Job]:
+        return [job for job in self._jobs if not job.trains and not job.ended]
+
+    def _may_be_handed_over(self) -> int:
+        """VMs of the cloud for those that wait, and for those above them, who grow with what is freed.
+
+        Once one was refused, the pool is known to be full, also to those that have not asked yet.
+        """
+        waiting = [job for job in self._wait() if CLOUD in job.pools]
+        lowest = min((job.priority for job in waiting), default=0)
+        above = [job for job in self._jobs if job.trains and CLOUD in job.pools and job.priority > lowest]
+        return sum(job.least for job in waiting) + sum(job.most - job.held.total() for job in above)
+
     def _note_handed_over(self, number: int) -> None:
-        waiting = [job for job in self._jobs if not job.trains and CLOUD in job.refused]
         self._handed_over += number
-        if number and self._handed_over > sum(job.least for job in waiting):
+        if number and self._handed_over > self._needed:
             raise Violated(f"{self._handed_over} VMs of a cloud are handed over before any is asked for")
 
     def _ask(self, job: _Job, share: Share) -> None:
@@ -190,6 +218,8 @@ class PoolHistory:
                         job.refused[pool], job.asks_at = float(self._now), self._now + _PAUSE
                         self._handed_over = 0 if not job.trains else self._handed_over
                     break
+                if pool == CLOUD and not job.trains:
+                    self._handed_over = max(0, self._handed_over - 1)
                 job.held[pool] += 1
                 job.refused.pop(pool, None)
 
@@ -197,8 +227,9 @@ class PoolHistory:
         if job.trains:
             job.has_trained, job.pauses = True, 0
             job.work -= job.held.total()
-        if job.work <= 0:
-            self._jobs.remove(job)
+        if job.work <= 0 and not job.ended:
+            job.leaving, job.morph, job.ended = job.held + job.leaving, _MORPH, True
+            job.held = Counter[str]()
 
     # ---- what is promised ----------------------------------------------------------------------------------
 
@@ -208,7 +239,7 @@ class PoolHistory:
             given = [share.most[pool] for share in found.values() if pool in share.most]
             if sum(given) > room:
                 raise Violated(f"{given} VMs of {pool} are given, which has {room}")
-            jobs = [job for job in self._jobs if job.pools == (pool,)]
+            jobs = [job for job in self._jobs if job.pools == (pool,) and not job.ended]
             most = {job.name: found[job.name].most.get(pool, job.most) for job in jobs}
             heads = [job.name for job in jobs if not job.trains and 0 < most[job.name] < job.least]
             if len(heads) > 1:
@@ -237,9 +268,9 @@ class PoolHistory:
         """One that waits is not overtaken: none that came later, and is not above it, begins in its pool."""
         begun = [job for job in self._jobs if job.trains and not job.has_trained and len(job.pools) == 1]
         for job in begun:
-            for other in self._jobs:
+            for other in self._wait():
                 is_before = (-other.priority, other.submitted_at) < (-job.priority, job.submitted_at)
-                waits = not other.trains and other.pools == job.pools != (CLOUD,)
+                waits = other.pools == job.pools != (CLOUD,)
                 waits = waits and found[other.name].most[job.pools[0]] < other.least
                 if is_before and waits and other.least <= self._room[job.pools[0]]:
                     raise Violated(f"{job.name} begins before {other.name}, which waits for {other.least}")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from http import HTTPStatus
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from makara.protocol.messages import (
     PROTOCOL,
     At,
     Beat,
+    BootConfig,
     DeviceInfo,
     Failure,
     Orders,
@@ -28,6 +30,7 @@ from makara.protocol.messages import (
     Welcome,
     WorkerReport,
 )
+from makara.worker.agent.connection import ManagerConnection
 from makara.worker.agent.reports import as_beat, deaths_backlog, encode, metrics_backlog
 from scripted_manager import Manager, ends, play, plays, response, running
 
@@ -278,8 +281,43 @@ class Listener:
 
     def acknowledge(self, sequence: int) -> None: ...
 
-    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
-        return a_report().model_dump_json()
+    def report(self, limit_bytes: int, *, is_first: bool, may_beat: bool) -> tuple[str, bool]:
+        return a_report().model_dump_json(), True
+
+
+class Wire:
+    """A connection that keeps what it sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    async def send(self, text: str) -> None:
+        self.sent.append(text)
+
+
+def test_news_wait_until_the_manager_has_taken_in_the_report_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found: each step was a report that repeated those on their way, and a busy manager fell behind."""
+    monkeypatch.setattr("makara.worker.agent.connection._GATHERED_S", 3600.0)
+
+    async def scenario() -> list[int]:
+        boot = BootConfig(vm="v", job="j", manager_url="http://m", join_token="t", directory=str(tmp_path))
+        connection, wire, found = ManagerConnection(boot, Listener()), Wire(), list[int]()
+        connection._welcome(Welcome(heartbeat_s=3600.0, server_time=0.0))
+        sending = asyncio.create_task(connection._send(wire))  # pyright: ignore[reportArgumentType]
+        for _ in range(3):
+            connection.changed()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            found.append(len(wire.sent))
+        connection._hear(ReportAck(sequence=1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        sending.cancel()
+        return [*found, len(wire.sent)]
+
+    assert asyncio.run(scenario()) == [1, 1, 1, 2]
 
 
 def test_a_malformed_frames_values_are_not_told() -> None:
@@ -357,7 +395,9 @@ def test_what_was_not_acknowledged_goes_out_in_pieces_and_none_is_lost() -> None
         sequence += 1
         sent = backlog.take(sequence, 1 << (24 if sequence % 3 else 17))  # a smaller frame now and then
         lost = sequence % 2 == 0
-        if not lost:
+        if lost:
+            backlog.send_again()
+        else:
             told |= {step.step: step for step in sent}
             backlog.acknowledge(sequence)
     assert sorted(told) == list(range(5000))

@@ -183,12 +183,19 @@ class Agent:
 
     # ---- reports -------------------------------------------------------------------------------------------
 
-    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
-        """This VM's whole state as JSON of at most `limit_bytes`; a beat if allowed and sufficient."""
+    def report(self, limit_bytes: int, *, is_first: bool, may_beat: bool) -> tuple[str, bool]:
+        """This VM's whole state as JSON of at most `limit_bytes`, and whether it will be acknowledged.
+
+        A beat if that is allowed and sufficient. The first of a connection carries all that was not
+        acknowledged.
+        """
         self._sequence += 1
+        if is_first:
+            self._metrics.send_again()
+            self._deaths.send_again()
         report = self._report(limit_bytes)
         if may_beat and (beat := as_beat(report, self._told)) is not None:
-            return beat
+            return beat, False
         encoded = encode(report, limit_bytes)
         self._told = None if encoded.failed else report
         self._metrics.put_back(encoded.num_metrics)
@@ -198,7 +205,7 @@ class Agent:
         for trainer in self._trainers:
             if trainer.worker in encoded.failed:
                 trainer.fail(encoded.failed[trainer.worker])
-        return encoded.text
+        return encoded.text, True
 
     def acknowledge(self, sequence: int) -> None:
         """Note that the manager has stored all reports up to `sequence`."""

@@ -36,6 +36,7 @@ log = logging.getLogger("makara.agent")
 
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.2, 5.0
 _LEAST_REPORT_BYTES = 1 << 16
+_GATHERED_S = 1.0  # for which news wait for the acknowledgement of the report before
 _MALFORMED, _TOO_BIG = 4002, 1009
 
 
@@ -46,9 +47,12 @@ class Peer(Protocol):
 
     def acknowledge(self, sequence: int) -> None: ...
 
-    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
-        """The next report as JSON of at most `limit_bytes`. `may_beat`: may be a `Beat`, if only progress
-        changed since the last one."""
+    def report(self, limit_bytes: int, *, is_first: bool, may_beat: bool) -> tuple[str, bool]:
+        """The next report as JSON of at most `limit_bytes`, and whether the manager acknowledges it.
+
+        `is_first`: of this connection. `may_beat`: it may be a `Beat`, if only progress changed since the
+        last one. A beat is not acknowledged each time.
+        """
         ...
 
 
@@ -75,6 +79,7 @@ class ManagerConnection:
         # Reset for each connection, since a manager with a restored journal counts from a smaller number.
         self._newest = 0
         self._dirty = asyncio.Event()
+        self._answered = asyncio.Event()  # the manager has acknowledged a report since the last was sent
 
     def changed(self) -> None:
         """Note that there is something new to report."""
@@ -103,6 +108,7 @@ class ManagerConnection:
         self._welcomed.clear()
         self._takes_beats = False
         self._newest = 0
+        self._answered.set()
         try:
             async with connect(
                 self._boot.manager_url.replace("http", "ws", 1) + f"/api/v1/agents/{self._boot.vm}",
@@ -176,6 +182,7 @@ class ManagerConnection:
                 self._token.renew(token)
                 return  # not enough to count as hearing the manager
             case ReportAck(sequence=sequence):
+                self._answered.set()
                 self._peer.acknowledge(sequence)
             case Orders() as orders:
                 self._answer_s = orders.link_timeout_s
@@ -190,19 +197,29 @@ class ManagerConnection:
 
     async def _send(self, connection: ClientConnection) -> None:
         await self._welcomed.wait()  # the welcome says how large a report may be
-        may_beat = False  # only after the first report
+        is_first = True
         while True:
             self._dirty.clear()
+            may_beat = self._takes_beats and not is_first
+            text, is_acknowledged = self._peer.report(
+                self._report_limit, is_first=is_first, may_beat=may_beat
+            )
+            if is_acknowledged:
+                self._answered.clear()
             try:
-                await connection.send(self._peer.report(self._report_limit, may_beat=may_beat))
+                await connection.send(text)
             except websockets.exceptions.ConnectionClosed:
                 # `_receive` handles what has arrived before, and the reason of closing.
                 await asyncio.Event().wait()
-            may_beat = self._takes_beats
+            is_first = False
             # Before Python 3.12 `asyncio.wait_for` loses a cancellation that coincides with the result.
             with contextlib.suppress(TimeoutError):  # nothing new: send the heartbeat
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._dirty.wait()
+            # A manager that is slower than the steps are gets several of them in one report.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GATHERED_S):
+                    await self._answered.wait()
 
 
 async def until_first(*work: Coroutine[Any, Any, Any]) -> None:

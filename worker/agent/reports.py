@@ -1,9 +1,9 @@
 """Makes an agent's report fit into one frame.
 
-Deaths of trainers and metrics are repeated until they are acknowledged, so after a long absence there may be
-many: they are sent in pieces, the oldest first. If a report is too large for the frame, stacks are shortened
-or left out, then metrics and deaths wait for a later report. A worker whose own part does not fit, or cannot
-be written as JSON, is reported as failed.
+Deaths of trainers and metrics are kept until they are acknowledged, and sent again on the next connection.
+After a long absence there may be many: they are sent in pieces, the oldest first. If a report is too large
+for the frame, stacks are shortened or left out, then metrics and deaths wait for a later report. A worker
+whose own part does not fit, or cannot be written as JSON, is reported as failed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Backlog(Generic[T]):
         self._most, self._item_bytes, self._kept = most, item_bytes, kept
         self._sent: list[tuple[int, T]] = []
         self._waiting: list[T] = []
+        self._num_taken = 0
 
     def add(self, item: T) -> None:
         self._waiting.append(item)
@@ -43,20 +44,25 @@ class Backlog(Generic[T]):
         """Drop all items carried by reports up to `sequence`."""
         self._sent = [(number, item) for number, item in self._sent if number > sequence]
 
+    def send_again(self) -> None:
+        """Have all that is not acknowledged sent again: what a closed connection carried may be lost."""
+        self._waiting[:0] = [item for _, item in self._sent]
+        self._sent.clear()
+
     def take(self, sequence: int, limit_bytes: int) -> list[T]:
-        """The items for report `sequence` in `limit_bytes`: unacknowledged ones, then new ones."""
-        most = min(self._most, limit_bytes // self._item_bytes)
-        self._waiting[:0] = [item for _, item in self._sent[most:]]
-        del self._sent[most:]
-        room = most - len(self._sent)
-        self._sent += [(sequence, item) for item in self._waiting[:room]]
-        del self._waiting[:room]
-        return [item for _, item in self._sent]
+        """The items for report `sequence` in `limit_bytes`: those not sent on this connection."""
+        taken = self._waiting[: min(self._most, limit_bytes // self._item_bytes)]
+        del self._waiting[: len(taken)]
+        self._sent += [(sequence, item) for item in taken]
+        self._num_taken = len(taken)
+        return taken
 
     def put_back(self, num_carried: int) -> None:
         """Note that the last report carried only the first `num_carried` items of `take`."""
-        self._waiting[:0] = [item for _, item in self._sent[num_carried:]]
-        del self._sent[num_carried:]
+        first = len(self._sent) - self._num_taken + num_carried
+        self._waiting[:0] = [item for _, item in self._sent[first:]]
+        del self._sent[first:]
+        self._num_taken = num_carried
 
     @property
     def waits(self) -> bool:

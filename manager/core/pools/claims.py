@@ -22,10 +22,12 @@ _ASKS_WITHIN_S = 60.0  # after the pause that follows a refusal
 
 
 def claim_of(state: JobState, observations: Observations, timing: Timing, now: float) -> Claim:
-    """The claim of a job that was submitted and has not ended."""
+    """The claim of a job that was submitted. One that has ended has VMs that are not gone yet, at most."""
     assert state.spec is not None, "it was submitted"
     kept, least = kept_vms(state), least_vms(state, observations)
-    yielded = [vm for vm in state.live_vms if vm.yielded and vm.status is VmStatus.NOTICED]
+    leaving = [vm for vm in state.live_vms if vm.yielded and vm.status is VmStatus.NOTICED]
+    if state.ended is not None:
+        leaving.extend(state.leaving.values())
     short = observations.strikes.of(Kind.SHORT)
     asks_clouds = not short.count or now >= short.until(timing.strikes[Kind.SHORT])
     wanted = _placements(state, observations, asks_clouds=asks_clouds)
@@ -38,7 +40,7 @@ def claim_of(state: JobState, observations: Observations, timing: Timing, now: f
         is_min=least == state.spec.resources.min_nodes,
         pools=tuple(dict.fromkeys(pool_of(placement) for placement in wanted)),
         held=_by_pool(kept),
-        leaving=_by_pool(yielded),
+        leaving=_by_pool(leaving),
         trains=sum(vm.joined for vm in kept) >= least,
         is_active=state.active,
         refused=_refused(state, timing, wanted, now),
