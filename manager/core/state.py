@@ -279,11 +279,11 @@ class JobState:
             return Status.STARTING if is_first else Status.MORPHING
         if self.running:
             return Status.RUNNING
+        if not any(vm.joined for vm in self.live_vms):
+            return Status.PENDING
         if self.recipe is None and self.profiler is not None:
             return Status.PROFILING
-        if self.last_generation == self.started_after and any(vm.joined for vm in self.live_vms):
-            return Status.STARTING
-        return Status.PENDING
+        return Status.STARTING if self.last_generation == self.started_after else Status.PENDING
 
     def generation(self, number: int) -> Generation | None:
         """The planned or current generation of this number."""

@@ -89,7 +89,7 @@ def test_vms_that_bring_little_are_not_asked_for_and_the_user_is_told() -> None:
     job = Job("j", [StoredFact(n, fact) for n, fact in enumerate(script.facts, 1)], [])
     job.observations = script.observations
     assert job_view(job, {}, script.now).notes == [
-        f"no more VMs are asked for now: {told}",
+        f"no more VMs are requested for now: {told}",
         "silent corruption is found by comparing hosts of a section, and each section has one host",
     ]
     assert script.count(ComputeGrowth) == 1, "nothing changed since"

@@ -75,7 +75,7 @@ def test_a_head_that_its_pool_can_never_satisfy_is_passed_over_and_named() -> No
     assert found["b"].most == {POOL: 3}
     assert found["a"].most == {POOL: 0}
     assert found["a"].why == (
-        "it needs 4 VMs (resources.min_nodes), and static can have 3: it is passed over in the queue"
+        "it needs 4 VMs (resources.min_nodes), but static has 3: other jobs go first until there are more"
     )
 
 

@@ -197,6 +197,7 @@ class PoolHistory:
         Once one was refused, the pool is known to be full, also to those that have not asked yet.
         """
         waiting = [job for job in self._wait() if CLOUD in job.pools]
+        self._handed_over *= bool(waiting)
         lowest = min((job.priority for job in waiting), default=0)
         above = [job for job in self._jobs if job.trains and CLOUD in job.pools and job.priority > lowest]
         return sum(job.least for job in waiting) + sum(job.most - job.held.total() for job in above)

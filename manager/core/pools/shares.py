@@ -158,8 +158,8 @@ class Sharing:
         """To a job that waits: all that it needs, or to the head of its pools what nobody holds."""
         ever = sum(self._ever.get(pool, math.inf) for pool in claim.pools)
         if ever < claim.least:
-            can_have = f"{_named(claim.pools)} can have {ever:g}"
-            self._why[claim.job] = f"{_needs(claim)}, and {can_have}: it is passed over in the queue"
+            has = f"{_named(claim.pools)} has {ever:g}"
+            self._why[claim.job] = f"{_needs(claim)}, but {has}: other jobs go first until there are more"
             return
         open_pools = [pool for pool in claim.pools if pool not in self._heads]
         if sum(self._available(pool) for pool in open_pools) >= claim.least:
@@ -237,10 +237,10 @@ class Sharing:
             not other.trains and set(other.pools) & set(claim.pools) != set() and other.job in self._why
             for other in self._queue[: self._queue.index(claim)]
         )
-        needs = _needs(claim)
+        needs, queue = _needs(claim), f"in the queue for {_named(claim.pools)}"
         if before:
-            return f"{needs}, and comes after {before} in the queue of {_named(claim.pools)}"
-        return f"{needs}, and is the first in the queue of {_named(claim.pools)}: too few are free"
+            return f"{needs}, and {before} {'jobs are' if before > 1 else 'job is'} ahead of it {queue}"
+        return f"{needs}, and fewer are free; it is first {queue}"
 
 
 def _named(pools: Iterable[str]) -> str:

@@ -56,8 +56,10 @@ def _coming(job: Job) -> str:
     """The message while VMs boot or their trainers start."""
     state = job.state
     joined = sum(vm.joined for vm in state.live_vms)
-    workers = _workers(job)
+    workers, why_no_vm = _workers(job), job.observations.why_no_vm
     starting = sum(worker.phase is Phase.STARTING for worker in workers)
+    if why_no_vm and joined == len(state.live_vms):
+        return f"waits for VMs: {why_no_vm}"
     if joined < len(state.live_vms) or not joined:
         return f"VMs boot: {joined} of {len(state.live_vms) or wanted_vms(state)} have joined"
     return f"trainers start: {len(workers) - starting} of {_expected(state)} are ready"

@@ -61,7 +61,7 @@ def notes(job: Job, now: float) -> list[str]:
     bits_hash = state.recipe.bits_hash if state.recipe is not None else None
     choices = state.start.other_choices(bits_hash) if state.start is not None else ""
     why_no_vm = job.observations.why_no_vm if state.active else ""
-    asks_no_more = f"no more VMs are asked for now: {why_no_vm}" if why_no_vm else ""
+    asks_no_more = f"no more VMs are requested for now: {why_no_vm}" if why_no_vm else ""
     found = (
         choices,
         *_damaged(state),
