@@ -8,6 +8,7 @@ from functools import partial
 from ..core import can_go_on
 from ..core.cost import spent_by
 from ..core.facts import Resumption
+from ..core.state import Status
 from ..service.runtime import Job
 from ..service.service import Service
 from ..service.store_access import for_submission
@@ -71,7 +72,8 @@ def _spec_of(job: Job) -> JobSpec:
     if state.spec is None or state.ended is None:
         is_what = state.status.value
         why = "only a job that waits for you, or that was stopped or failed, can be resumed"
-        raise CannotGoOn(f"job {job.job} is {is_what}; {why}")
+        then = f"; it can once `makara follow {job.job}` ends" if state.status is Status.STOPPING else ""
+        raise CannotGoOn(f"job {job.job} is {is_what}; {why}{then}")
     if not can_go_on(state):
         done = f"it trained all {state.spec.training.steps} steps, and nothing is left to do"
         raise CannotGoOn(f"job {job.job} is {state.ended.status}: {done}")

@@ -217,7 +217,10 @@ def describe_morph(morph: dict[str, Any]) -> str:
         phases += f"; then the {'rest of the step' if morph.get('in_flight') else 'first step'} {first}"
     change = f"{morph['before']} -> {morph['shape']}" if morph["before"] else f"start as {morph['shape']}"
     lost = f", {counted(morph['lost_steps'], 'step')} done again" if morph["lost_steps"] else ""
-    where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}{_kept(morph)}"
+    if morph["step"] is None:
+        where = f"{morph['cause']}, not done yet"
+    else:
+        where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}{_kept(morph)}"
     return f"morph {morph['generation']}  {change}  ({where})  ms: {phases}"
 
 

@@ -61,9 +61,9 @@ def check_allowed(checkpoint: CheckpointSpec, environment: Mapping[str, str], al
         return
     if StoreUri.of(checkpoint.uri).scheme == "file":
         message = f"{checkpoint.uri!r} is no folder that this manager may write to"
-        raise StoreNotAllowed(
-            "checkpoint.uri", f"{message}; its administrator can allow it: {_how(checkpoint)}"
-        )
+        how = f"its administrator can allow it: {_how(checkpoint)}"
+        never = "users' jobs never get the manager's home, or a folder around it"
+        raise StoreNotAllowed("checkpoint.uri", f"{message}; {how} ({never})")
     field, store = "checkpoint.uri", f"{checkpoint.uri!r}"
     if checkpoint.endpoint is not None:
         field, store = "checkpoint.endpoint", f"{checkpoint.endpoint!r}"

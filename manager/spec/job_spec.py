@@ -273,7 +273,7 @@ def _copies_faults(spec: JobSpec) -> list[tuple[str, str]]:
     least = copies * -(-depth // resources.workers_per_node)
     why = ""
     if least > resources.max_nodes:
-        why = f"that takes {least} VMs at least, resources.max_nodes is {resources.max_nodes}"
+        why = f"that needs at least {least} VMs, and resources.max_nodes is {resources.max_nodes}"
     elif replicas is not None and replicas < copies:
         why = f"parallelism.data_parallel_degree is {replicas}"
     elif num_micro_batches < copies:
@@ -281,7 +281,7 @@ def _copies_faults(spec: JobSpec) -> list[tuple[str, str]]:
     if not why:
         return []
     asked = copies - 1
-    return [("resilience.tolerated_failures", f"{asked} asks for {copies} VMs under each section, but {why}")]
+    return [("resilience.tolerated_failures", f"{asked} asks for {copies} copies of each section; {why}")]
 
 
 def _batch_faults(spec: JobSpec) -> list[tuple[str, str]]:

@@ -66,7 +66,7 @@ def test_a_plan_that_steps_until_the_next_can_is_said_to_step() -> None:
     script.prepare()
     script.open()
     script.report(*(script.change(w, phase=Phase.RUNNING, generation=1) for w in workers))
-    assert at(script) == "2x1: 4 of 4 members finish their step first"
+    assert at(script) == "2x1: 4 of 4 workers have to end their step first"
     script.wait(10.0)
     script.form(load_s=0.5)
     first, switched = morphs(script.state, {})

@@ -407,10 +407,10 @@ def test_precision_reaches_the_trainers(precision: str) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"resources": {"max_nodes": 2}}, "that takes 3 VMs at least, resources.max_nodes is 2"),
+        ({"resources": {"max_nodes": 2}}, "that needs at least 3 VMs, and resources.max_nodes is 2"),
         ({"parallelism": {"data_parallel_degree": 2}}, "parallelism.data_parallel_degree is 2"),
         ({"training": {"global_batch_size": 2}}, "a step has 2 micro-batches"),
-        ({"parallelism": {"pipeline_parallel_degree": 2}}, "that takes 6 VMs at least"),
+        ({"parallelism": {"pipeline_parallel_degree": 2}}, "that needs at least 6 VMs"),
     ],
 )
 def test_copies_that_can_never_be_had_are_refused(change: dict[str, dict[str, int]], why: str) -> None:
@@ -428,9 +428,7 @@ def test_copies_that_can_never_be_had_are_refused(change: dict[str, dict[str, in
         value[part] = {**value[part], **fields}  # pyright: ignore
     with pytest.raises(JobSpecError) as refused:
         parse_spec(value)
-    assert f"resilience.tolerated_failures: 2 asks for 3 VMs under each section, but {why}" in str(
-        refused.value
-    )
+    assert f"resilience.tolerated_failures: 2 asks for 3 copies of each section; {why}" in str(refused.value)
 
 
 def test_an_unknown_key_of_resilience_is_an_error() -> None:

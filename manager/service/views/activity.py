@@ -44,7 +44,8 @@ def _before_recipe(job: Job) -> str:
 def _before_plan(job: Job) -> str:
     planning = job.observations.planning
     if planning is not None:
-        return f"planning for {len(planning.incarnations)} workers"
+        number = len(planning.incarnations)
+        return f"planning for {number} worker{'s' if number > 1 else ''}"
     workers = _workers(job)
     traced = sum(worker.graph_hash is not None for worker in workers)
     if workers and traced < len(workers):
@@ -92,7 +93,7 @@ def _forming(job: Job, current: Generation) -> str:
         for report in reports
     )
     if stepping:
-        return f"{current.shape}: {stepping} of {len(current.members)} members finish their step first"
+        return f"{current.shape}: {stepping} of {len(current.members)} workers have to end their step first"
     formed = sum(
         report is not None and report.formed is not None and report.formed.generation >= current.number
         for report in reports
