@@ -77,8 +77,10 @@ class Vm:
             self._backlog.add(metrics)
         self.change(step=step)
 
-    def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+    def report(self, limit_bytes: int, *, is_first: bool, may_beat: bool) -> tuple[str, bool]:
         self._sequence, self._count = self._sequence + 1, self._count + 1
+        if is_first:
+            self._backlog.send_again()
         report = Report(
             vm=self._vm,
             sequence=self._sequence,
@@ -90,9 +92,9 @@ class Vm:
             progress=[Progress(count=self._count, at=At.COMPUTING)],
         )
         if may_beat and (beat := as_beat(report, self._told)) is not None:
-            return beat
+            return beat, False
         self._told = report
-        return report.model_dump_json()
+        return report.model_dump_json(), True
 
 
 async def main(url: str, folder: Path, step_s: float) -> None:

@@ -240,7 +240,7 @@ def refusal(boot: BootConfig) -> str | None:
 
         def acknowledge(self, sequence: int) -> None: ...
 
-        def report(self, limit_bytes: int, *, may_beat: bool) -> str:
+        def report(self, limit_bytes: int, *, is_first: bool, may_beat: bool) -> tuple[str, bool]:
             raise AssertionError("not let in")
 
     async def once() -> str | None:
