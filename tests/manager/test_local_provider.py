@@ -130,7 +130,8 @@ def test_the_next_manager_finds_vms_and_those_that_ended_meanwhile(cloud: Cloud)
     first[0].kill()
     eventually(lambda: gone(first[:1]))
     cloud.provider = cloud.new_provider()
-    assert statuses(cloud.provider.list()) == {"a": ResourceStatus.GONE, "b": ResourceStatus.RUNNING}
+    found = {"a": ResourceStatus.GONE, "b": ResourceStatus.RUNNING}
+    eventually(lambda: statuses(cloud.provider.list()) == found)  # once its last process has ended
     eventually(lambda: gone(first))
     cloud.provider.release("b")
     eventually(lambda: gone(second))
