@@ -218,7 +218,7 @@ def describe_morph(morph: dict[str, Any]) -> str:
     change = f"{morph['before']} -> {morph['shape']}" if morph["before"] else f"start as {morph['shape']}"
     lost = f", {counted(morph['lost_steps'], 'step')} done again" if morph["lost_steps"] else ""
     if morph["step"] is None:
-        where = f"{morph['cause']}, not done yet"
+        where = f"{morph['cause']}, not formed"
     else:
         where = f"step {morph['step']}, {morph['cause']}, state from {morph['rung']}{lost}{_kept(morph)}"
     return f"morph {morph['generation']}  {change}  ({where})  ms: {phases}"

@@ -213,7 +213,7 @@ class DeviceInfo(Message):
 
 
 class Report(Message):
-    """Everything that one VM is now, with the deaths and the oldest metrics that are not acknowledged yet."""
+    """Everything that one VM is now, with deaths and the oldest metrics not sent on this connection yet."""
 
     vm: Name
     sequence: Count  # grows with each report of this VM's agent, also when a reboot started it again

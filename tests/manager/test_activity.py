@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from calibrations import uniform
 from core_script import RECIPE, Script
-from makara.manager.core.events import StopRequested
-from makara.manager.core.state import vm_of
+from makara.manager.core.events import StopRequested, VmTerminated
+from makara.manager.core.pools.shares import Share
+from makara.manager.core.state import Status, vm_of
 from makara.manager.service.runtime import Job
 from makara.manager.service.views.activity import activity
 from makara.manager.service.views.morphs import morphs
@@ -49,6 +50,33 @@ def test_each_wait_from_the_submission_to_the_first_step_has_words() -> None:
     assert at(script) == "workers publish a checkpoint"
     script.report(*(script.change(w, phase=Phase.HELD) for w in workers))
     assert at(script) == ""
+
+
+def test_a_job_that_queues_says_so_and_not_that_it_boots_or_profiles() -> None:
+    """Found: without a VM, a job said that VMs boot, or that a worker traces the model."""
+    script = Script()
+    script.submit(resources={"max_nodes": 2, "min_nodes": 2})
+    script.wait()
+    for vm in script.state.live_vms:
+        script.report(WorkerReport(worker=f"{vm.vm}.0", incarnation=1, phase=Phase.IDLE))
+    assert script.state.status is Status.PROFILING
+    script.share = Share(most={"local": 0}, why="it is first in the queue")
+    for vm in script.state.live_vms:
+        script.event(VmTerminated(now=script.now, vm=vm.vm))
+    script.wait(1.0)
+    assert script.state.status is Status.PENDING
+    assert at(script) == "waits for VMs: it is first in the queue"
+
+
+def test_trainers_that_start_are_waited_for_though_no_more_vms_are_requested() -> None:
+    script = Script(share=Share(most={"local": 1}, why="others wait"))
+    script.submit(resources={"max_nodes": 2})
+    script.wait()
+    (vm,) = script.state.live_vms
+    script.report(WorkerReport(worker=f"{vm.vm}.0", incarnation=1, phase=Phase.STARTING))
+    script.wait(1.0)
+    assert script.observations.why_no_vm
+    assert at(script) == "trainers start: 0 of 1 are ready"
 
 
 def test_a_plan_that_steps_until_the_next_can_is_said_to_step() -> None:

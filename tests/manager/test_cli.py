@@ -466,6 +466,7 @@ def test_a_morph_is_one_line() -> None:
     assert describe_morph(morph | kept) == f"{change}  ms: decide 12  form 1500"
     morph["phases_s"]["first_step"] = 9.0
     assert describe_morph(morph | kept).endswith("form 1500; then the rest of the step 9000")
+    assert f"({morph['cause']}, not formed)" in describe_morph(morph | {"step": None, "rung": None})
     assert describe_morph(morph).endswith("form 1500; then the first step 9000")
 
 

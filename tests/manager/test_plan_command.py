@@ -341,6 +341,11 @@ def test_where_no_plan_has_copies_that_is_said_of_a_death() -> None:
     )
 
 
+def test_a_job_that_asks_for_copies_is_not_told_to_ask_for_them() -> None:
+    asked = replace(tiny(16, num_vms=1), tolerated_failures=1)
+    assert told_of_a_death(asked).endswith("; with enough VMs for resilience.tolerated_failures it does not.")
+
+
 def test_only_the_vms_that_alone_host_a_section_are_said_to_cost_a_checkpoint() -> None:
     """As of a reroute: three VMs host the first stage, one the second."""
     question = tiny(16, num_vms=4)

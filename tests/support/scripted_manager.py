@@ -230,9 +230,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     fake.write_text(f'#!/bin/sh\nexec {sys.executable} -S {Path(__file__).parent / "fake_trainer.py"} "$@"\n')
     fake.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(fake))
-    monkeypatch.setattr(
-        "makara.worker.agent.connection._GATHERED_S", 0.0
-    )  # it acknowledges only what a test says
+    # This manager acknowledges only what a test says.
+    monkeypatch.setattr("makara.worker.agent.connection._GATHERED_S", 0.0)
 
     def run(scenario: Scenario, mode: str = "plain", **boot: Any) -> None:
         async def main() -> None:

@@ -363,6 +363,9 @@ def test_the_oldest_deaths_of_too_many_are_forgotten() -> None:
         backlog.add(WorkerReport(worker="v.0", incarnation=incarnation, phase=Phase.EXITED))
     told = [dead.incarnation for dead in backlog.take(1, 1 << 24)]
     assert told == list(range(5, MOST_DEATHS + 5))
+    backlog.add(WorkerReport(worker="v.0", incarnation=500, phase=Phase.EXITED))
+    backlog.send_again()
+    assert len(backlog.take(2, 1 << 24)) == MOST_DEATHS
 
 
 def test_deaths_that_have_no_room_wait_before_a_worker_fails() -> None:

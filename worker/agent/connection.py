@@ -216,7 +216,7 @@ class ManagerConnection:
             with contextlib.suppress(TimeoutError):  # nothing new: send the heartbeat
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._dirty.wait()
-            # A manager that is slower than the steps are gets several of them in one report.
+            # If steps are faster than the manager, several of them share one report.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_GATHERED_S):
                     await self._answered.wait()

@@ -25,8 +25,8 @@ _LEAST_STACKS_CHARS = 1024  # a shorter part of a trainer's stacks would be usel
 class Backlog(Generic[T]):
     """Unacknowledged items, oldest first, with the number of the report that first carried each.
 
-    `most`: the most items in one report, each of at most `item_bytes` as JSON. `kept`: the most waiting
-    items; the oldest beyond are dropped.
+    `most`: the most items in one report, each of at most `item_bytes` as JSON. `kept`: the most items
+    in all; the oldest beyond are dropped.
     """
 
     def __init__(self, most: int, item_bytes: int, *, kept: int | None = None) -> None:
@@ -38,6 +38,7 @@ class Backlog(Generic[T]):
     def add(self, item: T) -> None:
         self._waiting.append(item)
         if self._kept is not None:
+            del self._sent[: max(0, len(self._sent) + len(self._waiting) - self._kept)]
             del self._waiting[: -self._kept]
 
     def acknowledge(self, sequence: int) -> None:

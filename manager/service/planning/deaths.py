@@ -45,8 +45,8 @@ def after_a_death(request: Request, plan: Plan, workers: Sequence[str], step_s: 
 def _avoided(request: Request, step_s: float) -> str:
     """How fast the best plan is in which each section lives on two VMs."""
     if request.tolerated_failures:
-        return f"with enough VMs for {_ASKING.partition(':')[0]} it does not"
-    found = choose(replace(request, tolerated_failures=max(1, request.tolerated_failures)))
+        return "with enough VMs for resilience.tolerated_failures it does not"
+    found = choose(replace(request, tolerated_failures=1))
     if isinstance(found, Infeasible) or copies_in(found, request.workers) < 2:
         return "no plan for these VMs and this job file avoids that"
     speed = round(100 * step_s / found.predicted_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ....protocol.messages import Phase, WorkerReport
+from ...core.pools.claims import least_vms
 from ...core.state import Generation, JobState, Status, wanted_vms
 from ..runtime import Job
 
@@ -59,7 +60,7 @@ def _coming(job: Job) -> str:
     joined = sum(vm.joined for vm in state.live_vms)
     workers, why_no_vm = _workers(job), job.observations.why_no_vm
     starting = sum(worker.phase is Phase.STARTING for worker in workers)
-    if why_no_vm and joined == len(state.live_vms):
+    if why_no_vm and joined == len(state.live_vms) < least_vms(state, job.observations):
         return f"waits for VMs: {why_no_vm}"
     if joined < len(state.live_vms) or not joined:
         return f"VMs boot: {joined} of {len(state.live_vms) or wanted_vms(state)} have joined"
